@@ -1,0 +1,48 @@
+# Everything below sets itself up: it needs Python >= 3.11, a C++20 compiler and the package registry.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+OUTPUT ?= demo_output
+
+.PHONY: demo test lint bench sanitize wheels install clean
+
+demo: install
+	$(BIN)/crfield demo -o $(OUTPUT)
+
+test: install
+	$(BIN)/python -m pip install -q -c constraints.txt ".[test]"
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/python -m pip install -q -c constraints.txt ".[lint]"
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install
+	-$(BIN)/python -m pip install -q -c constraints.txt ".[bench]"
+	$(BIN)/python benchmarks/inference.py
+
+# The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, driven by the Python tests.
+sanitize: install
+	$(BIN)/python -m pip install -q -c constraints.txt ".[test]"
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target build/sanitized . \
+	    -C build-dir=build/sanitize -C cmake.define.CRFIELD_SANITIZE=ON -C install.strip=false
+	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	CRFIELD_RANDOM_MODELS=60 $(BIN)/python -m pytest -p no:cacheprovider \
+	    tests/test_filters.py tests/test_meanfield.py tests/test_native.py tests/test_bad_input.py
+
+# A wheel for every Python >= 3.11 that is found and an sdist, each tried in an empty environment.
+wheels:
+	$(PYTHON) tools/try_wheels.py
+
+install: $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt .
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+
+clean:
+	rm -rf build dist $(VENV) $(OUTPUT)

@@ -1,0 +1,161 @@
+// The Python face of the core: checks shapes, releases the GIL, allocates nothing.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <tuple>
+#include <vector>
+
+#include "cpu.hpp"
+#include "exact.hpp"
+#include "lattice.hpp"
+#include "meanfield.hpp"
+
+namespace nb = nanobind;
+using namespace crfield;
+
+namespace {
+
+template <class T> using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using Tensor = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+template <class T> using OutVector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using OutMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using Scale = std::optional<Vector<T>>;
+
+void require(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+void require_threads(int threads) { require(threads >= 1 && threads <= 1024, "threads out of range"); }
+
+template <class T> const T* data_or_null(const Scale<T>& scale, std::size_t n) {
+  if (!scale) return nullptr;
+  require(scale->shape(0) == n, "scale has the wrong length");
+  return scale->data();
+}
+
+template <class T, class Operator>
+void apply(Operator& self, Matrix<T> x, Scale<T> pre, Scale<T> post, OutMatrix<T> out, int threads) {
+  require_threads(threads);
+  require(x.shape(0) == self.n_points(), "x has the wrong number of rows");
+  require(out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1), "out has the wrong shape");
+  const T* before = data_or_null<T>(pre, self.n_points());
+  const T* after = data_or_null<T>(post, self.n_points());
+  const T* from = x.data();
+  T* to = out.data();
+  const int n_columns = static_cast<int>(x.shape(1));
+  nb::gil_scoped_release release;
+  self.apply(from, before, after, n_columns, threads, to);
+}
+
+template <class T> void bind_type(nb::module_& m, const char* suffix) {
+  using nb::literals::operator""_a;
+  const auto name = [&](const char* stem) { return std::string(stem) + suffix; };
+
+  nb::class_<Lattice<T>>(m, name("Lattice").c_str())
+      .def("__init__",
+           [](Lattice<T>* self, Matrix<T> features, int threads) {
+             require_threads(threads);
+             require(features.shape(1) >= 1 && features.shape(1) <= max_lattice_dim,
+                     "the lattice takes 1 to 16 feature dimensions");
+             const T* data = features.data();
+             const std::size_t n = features.shape(0);
+             const int dim = static_cast<int>(features.shape(1));
+             nb::gil_scoped_release release;
+             new (self) Lattice<T>(data, n, dim, threads);
+           },
+           "features"_a.noconvert(), "threads"_a)
+      .def("apply", &apply<T, Lattice<T>>, "x"_a.noconvert(), "pre"_a.noconvert().none(), "post"_a.noconvert().none(), "out"_a.noconvert(),
+           "threads"_a)
+      .def("diagonal",
+           [](const Lattice<T>& self, OutVector<T> out, int threads) {
+             require_threads(threads);
+             require(out.shape(0) == self.n_points(), "out has the wrong length");
+             T* data = out.data();
+             nb::gil_scoped_release release;
+             self.diagonal(threads, data);
+           },
+           "out"_a.noconvert(), "threads"_a)
+      .def_prop_ro("n_vertices", &Lattice<T>::n_vertices);
+
+  nb::class_<ExactSum<T>>(m, name("ExactSum").c_str())
+      .def("__init__",
+           [](ExactSum<T>* self, Matrix<T> features, int shape, double tolerance, int threads) {
+             require_threads(threads);
+             require(shape >= 0 && shape <= 2, "unknown kernel shape");
+             const T* data = features.data();
+             const std::size_t n = features.shape(0);
+             const int dim = static_cast<int>(features.shape(1));
+             nb::gil_scoped_release release;
+             new (self) ExactSum<T>(data, n, dim, static_cast<Shape>(shape), tolerance, threads);
+           },
+           "features"_a.noconvert(), "shape"_a, "tolerance"_a, "threads"_a)
+      .def("apply", &apply<T, ExactSum<T>>, "x"_a.noconvert(), "pre"_a.noconvert().none(), "post"_a.noconvert().none(), "out"_a.noconvert(),
+           "threads"_a)
+      .def_prop_ro("active_fraction", &ExactSum<T>::active_fraction);
+
+  m.def("add_message",
+        [](int kind, Vector<T> values, Matrix<T> x, Scale<T> row_scale, double factor,
+           OutMatrix<T> out, int threads) {
+          require_threads(threads);
+          require(kind >= 0 && kind <= 2, "unknown compatibility");
+          const std::size_t n = x.shape(1);
+          require(values.shape(0) == (kind == 0 ? 1 : kind == 1 ? n : n * n),
+                  "values has the wrong length");
+          require(out.shape(0) == x.shape(0) && out.shape(1) == n, "out has the wrong shape");
+          const T* scale = data_or_null<T>(row_scale, x.shape(0));
+          const T *mu = values.data(), *from = x.data();
+          T* to = out.data();
+          nb::gil_scoped_release release;
+          add_message<T>(static_cast<Compatibility>(kind), mu, from, scale, static_cast<T>(factor),
+                         x.shape(0), static_cast<int>(n), threads, to);
+        },
+        "kind"_a, "values"_a.noconvert(), "x"_a.noconvert(), "row_scale"_a.noconvert().none(), "factor"_a, "out"_a.noconvert(), "threads"_a);
+
+  m.def("dot",
+        [](Matrix<T> a, Matrix<T> b, int threads) {
+          require_threads(threads);
+          require(a.shape(0) == b.shape(0) && a.shape(1) == b.shape(1), "shapes differ");
+          nb::gil_scoped_release release;
+          return dot<T>(a.data(), b.data(), a.size(), threads);
+        },
+        "a"_a.noconvert(), "b"_a.noconvert(), "threads"_a);
+
+  m.def("update_marginals",
+        [](Matrix<T> unary, Matrix<T> pairwise, Matrix<T> old, std::vector<Scale<T>> strength,
+           Vector<T> shift, Vector<T> compatibility, bool full, OutMatrix<T> out, int threads) {
+          require_threads(threads);
+          const std::size_t rows = unary.shape(0), n = unary.shape(1), terms = strength.size();
+          for (const auto& other : {pairwise, old})
+            require(other.shape(0) == rows && other.shape(1) == n, "shapes differ");
+          require(out.shape(0) == rows && out.shape(1) == n, "out has the wrong shape");
+          require(shift.shape(0) == terms, "shift has the wrong length");
+          require(compatibility.shape(0) == terms * (full ? n * n : n),
+                  "compatibility has the wrong length");
+          std::vector<const T*> pointers;
+          for (const auto& s : strength) pointers.push_back(data_or_null<T>(s, rows));
+          const UpdateTerms<T> update{pointers.data(), shift.data(), compatibility.data(), full,
+                                      static_cast<int>(terms)};
+          StepSums sums;
+          {
+            nb::gil_scoped_release release;
+            sums = update_marginals<T>(unary.data(), pairwise.data(), old.data(), update, rows,
+                                       static_cast<int>(n), threads, out.data());
+          }
+          return nb::make_tuple(sums.negative_entropy, sums.linear, sums.change);
+        },
+        "unary"_a.noconvert(), "pairwise"_a.noconvert(), "old"_a.noconvert(), "strength"_a.noconvert(), "shift"_a.noconvert(), "compatibility"_a.noconvert(), "full"_a,
+        "out"_a.noconvert(), "threads"_a);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Compiled core of crfield.";
+  m.def("isa", &isa_name, "The instruction set that the hot loops were compiled for.");
+  bind_type<float>(m, "32");
+  bind_type<double>(m, "64");
+}

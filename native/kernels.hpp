@@ -1,0 +1,93 @@
+// The hot loops, one table of functions per element type, compiled once per instruction set.
+//
+// Every function works on a range of rows so that the callers decide how to share work among threads.
+// Rows of user arrays have `n_columns` entries without padding; rows of internal arrays are padded to
+// a whole number of vectors, `padded_columns<T>(n_columns)`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace crfield {
+
+// Bytes per vector of a row with this many entries: short rows waste less in short vectors.
+template <class T> constexpr int row_vector_bytes(int n_columns) {
+  return n_columns * static_cast<int>(sizeof(T)) <= 16 ? 16 : 32;
+}
+template <class T> constexpr int padded_columns(int n_columns) {
+  const int width = row_vector_bytes<T>(n_columns) / static_cast<int>(sizeof(T));
+  return (n_columns + width - 1) / width * width;
+}
+
+enum class Shape : int { gaussian = 0, tent = 1, sinc = 2 };
+
+// Points of a lattice: point i lies in the simplex with vertices `vertex[i * corners ...]` (row
+// numbers, row 0 being an always-zero row for what is missing) and has barycentric `weight`s there.
+template <class T> struct Simplices {
+  const std::int32_t* vertex;
+  const T* weight;
+  int corners;
+};
+
+// Points in tiles for the exact sum; features are stored dimension by dimension.
+template <class T> struct TiledPoints {
+  const T* features;  // (dim, n_padded)
+  std::size_t n_points, n_padded;
+  int dim;
+};
+
+// A label compatibility mu: Potts w (1 - I), diagonal, or a full symmetric matrix.
+enum class Compatibility : int { potts = 0, diagonal = 1, matrix = 2 };
+
+// What an update of the marginals reports: sum q log q, sum q u, max |q - q_old|.
+struct StepSums {
+  double negative_entropy = 0, linear = 0, change = 0;
+};
+
+// One update of the marginals, q_i solving
+//   log q_i + alpha_i q_i + lambda + e_i = 0,  1'q_i = 1,  e_i = u_i + p_i - alpha_i q_old_i,
+// alpha_il = sum_m strength_i^(m) attraction_l^(m). With no terms this is q = softmax(-u - p).
+template <class T> struct StepInput {
+  const T* unary;
+  const T* pairwise;
+  const T* old;
+  const T* const* strength;  // n_terms pointers to (n_rows,), each possibly null for all zero
+  const T* shift;            // (n_terms,) added to the strengths
+  const T* attraction;       // (n_terms, padded_columns): a_l = -mu_ll
+  int n_terms;
+  std::size_t n_rows;
+  int n_columns;
+};
+
+template <class T> struct Kernels {
+  // out[vertex] += weight * (scale_i x_i), rows of out padded; the zero row 0 is left alone.
+  void (*splat)(const Simplices<T>&, const T* x, const T* scale, std::size_t begin, std::size_t end,
+                std::size_t n_rows, int n_columns, T* out);
+  // out_i = factor scale_i sum weight * values[vertex].
+  void (*slice)(const Simplices<T>&, const T* values, T factor, const T* scale, std::size_t begin,
+                std::size_t end, int n_columns, T* out);
+  // out[v] = in[v] / 2 + (in[a] + in[b]) / 4 with neighbours[2 v] = a, neighbours[2 v + 1] = b.
+  void (*blur)(const std::int32_t* neighbours, const T* in, std::size_t begin, std::size_t end,
+               int n_columns, T* out);
+  // total[k] += part[k]
+  void (*add)(const T* part, std::size_t begin, std::size_t end, T* total);
+  // Adds kernel(f_i - f_j) x_j over tile j to the padded rows out_i of tile i (tiles of tile_size).
+  void (*exact_tile)(Shape, const TiledPoints<T>&, std::size_t tile_i, std::size_t tile_j,
+                     const T* x, int n_columns, T* out);
+  // out_i += factor row_scale_i mu x_i; values: 1, padded_columns, or n_columns rows of padded_columns numbers.
+  void (*message)(Compatibility, const T* values, const T* x, const T* row_scale, T factor,
+                  std::size_t begin, std::size_t end, std::size_t n_rows, int n_columns, T* out);
+  // sum a b in double precision
+  double (*dot)(const T* a, const T* b, std::size_t begin, std::size_t end);
+  // One update of rows [begin, end); scratch holds 5 padded rows.
+  StepSums (*step)(const StepInput<T>&, std::size_t begin, std::size_t end, T* scratch, T* q);
+  // Coordinates of embed_block points on the permutohedral lattice (Adams et al. 2010); all arrays
+  // are (dim + 1, embed_block): the elevated position, its nearest remainder-0 point and the rank of
+  // each coordinate's residual. `features` is (dim, embed_block), already scaled and centred.
+  void (*embed)(const double* features, int dim, double* elevated, double* remainder, double* rank);
+};
+
+constexpr std::size_t tile_size = 64;
+constexpr int embed_block = 32;
+
+}  // namespace crfield

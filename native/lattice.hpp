@@ -1,0 +1,53 @@
+// The permutohedral lattice (Adams, Baek and Davis 2010) as a symmetric operator.
+//
+//   K x = S 1/2 (B_0 ... B_d + B_d ... B_0) S' x
+//
+// S holds each point's barycentric weights in its simplex, B_j blurs along axis j with (1/4, 1/2, 1/4)
+// over the occupied vertices. The blurs do not commute where vertices are missing, so the customary
+// single order is not symmetric; the average of both orders is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "buffers.hpp"
+#include "kernels.hpp"
+
+namespace crfield {
+
+constexpr int max_lattice_dim = 16;
+struct KeyLayout;
+
+template <class T> class Lattice {
+ public:
+  // features: (n_points, dim), scaled so that the kernel is exp(-|f - g|^2 / 2). The caller has made
+  // sure that they are finite and at most 2^40 in magnitude.
+  Lattice(const T* features, std::size_t n_points, int dim, int threads);
+
+  // out = diag(post) K diag(pre) x for x (n_points, n_columns); null scales are ones.
+  void apply(const T* x, const T* pre, const T* post, int n_columns, int threads, T* out);
+  // diagonal[i] = K_ii
+  void diagonal(int threads, T* diagonal) const;
+
+  std::size_t n_points() const { return n_points_; }
+  std::size_t n_vertices() const { return n_vertices_; }
+  int dim() const { return dim_; }
+  const std::vector<std::int32_t>& vertices() const { return vertex_; }
+  const std::vector<T>& weights() const { return weight_; }
+
+ private:
+  template <std::size_t Words> void build(const T* features, const KeyLayout& layout, int threads);
+  void blur(const T* in, bool reversed, int n_columns, int threads, T* spare, T* out) const;
+  std::int32_t walk(std::int32_t start, std::uint32_t axes, bool forward, bool reversed) const;
+  void simplex_gram(const std::int32_t* vertex, double* gram) const;
+
+  std::size_t n_points_, n_vertices_ = 0;
+  int dim_;
+  std::vector<std::int32_t> vertex_;   // (n_points, dim + 1), rows of the value table, 0 = none
+  std::vector<T> weight_;              // (n_points, dim + 1)
+  std::vector<std::int32_t> neighbour_;  // (dim + 1, n_vertices + 1, 2)
+  BufferPool<T> buffers_;
+};
+
+}  // namespace crfield

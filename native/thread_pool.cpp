@@ -1,0 +1,144 @@
+#include "thread_pool.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <xmmintrin.h>
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+
+namespace crfield {
+namespace {
+
+// Sets flush-to-zero for its lifetime and restores the caller's mode.
+class FlushDenormals {
+ public:
+#if defined(__x86_64__) || defined(_M_X64)
+  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#elif defined(__aarch64__) && !defined(_MSC_VER)
+  FlushDenormals() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+    __asm__ volatile("msr fpcr, %0" : : "r"(saved_ | (1ull << 24)));
+  }
+  ~FlushDenormals() { __asm__ volatile("msr fpcr, %0" : : "r"(saved_)); }
+
+ private:
+  unsigned long long saved_;
+#else
+  FlushDenormals() = default;
+#endif
+};
+
+// One call of run_parts. Parts are claimed by number, so a worker that comes late claims nothing and
+// never touches `body`, which lives only as long as the caller waits.
+struct Job {
+  const std::function<void(int)>* body;
+  int n_parts;
+  std::atomic<int> next{0};
+  int finished = 0;          // guarded by Pool::mutex_
+  std::exception_ptr error;  // guarded by Pool::mutex_
+};
+
+class Pool {
+ public:
+  void run(const std::shared_ptr<Job>& job, int helpers) {
+    {
+      std::lock_guard lock(mutex_);
+      for (; n_workers_ < helpers; ++n_workers_) std::thread([this] { work(); }).detach();
+      jobs_.push_back(job);
+    }
+    wake_.notify_all();
+    take_parts(*job);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [&] { return job->finished == job->n_parts; });
+    std::erase(jobs_, job);
+    if (job->error) std::rethrow_exception(job->error);
+  }
+
+ private:
+  void work() {
+    for (;;) {
+      std::shared_ptr<Job> job;
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return (job = open_job()) != nullptr; });
+      }
+      take_parts(*job);
+    }
+  }
+
+  std::shared_ptr<Job> open_job() const {
+    for (const auto& job : jobs_)
+      if (job->next.load() < job->n_parts) return job;
+    return nullptr;
+  }
+
+  void take_parts(Job& job) {
+    const FlushDenormals flush;
+    for (int part; (part = job.next.fetch_add(1)) < job.n_parts;) {
+      std::exception_ptr error;
+      try {
+        (*job.body)(part);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      std::lock_guard lock(mutex_);
+      if (error && !job.error) job.error = error;
+      if (++job.finished == job.n_parts) done_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::deque<std::shared_ptr<Job>> jobs_;
+  int n_workers_ = 0;
+};
+
+// Never destroyed: the workers sleep until the process ends. A forked child has no workers and may
+// have inherited a locked mutex, so it forgets the parent's pool and starts its own.
+std::atomic<Pool*> current_pool{nullptr};
+
+Pool& pool() {
+  static const bool registered = [] {
+#if defined(__unix__) || defined(__APPLE__)
+    pthread_atfork(nullptr, nullptr, [] { current_pool.store(nullptr); });
+#endif
+    return true;
+  }();
+  (void)registered;
+  Pool* found = current_pool.load();
+  if (!found) {
+    auto fresh = std::make_unique<Pool>();
+    if (current_pool.compare_exchange_strong(found, fresh.get())) found = fresh.release();
+  }
+  return *found;
+}
+
+}  // namespace
+
+void run_parts(int n_parts, const std::function<void(int)>& body) {
+  if (n_parts <= 1) {
+    const FlushDenormals flush;
+    if (n_parts == 1) body(0);
+    return;
+  }
+  auto job = std::make_shared<Job>();
+  job->body = &body;
+  job->n_parts = n_parts;
+  pool().run(job, n_parts - 1);
+}
+
+}  // namespace crfield

@@ -1,0 +1,41 @@
+"""Files that appear whole or not at all, even when the program is killed while it writes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from crfield._validate import InputError
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Name of a temporary file beside `path` that takes its place once it is safely on the disk."""
+    try:
+        target = Path(os.path.realpath(path))
+        taken = target.exists() and not target.is_file()
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot write {str(path)!r}: {error}; choose another name.") from None
+    if taken:
+        raise InputError(f"cannot write {path}: it is not a regular file; choose another name.")
+    # The suffix stays last, because the writers choose their format by it.
+    suffixes = "".join(target.suffixes[-2:])
+    temporary = target.with_name(f".{secrets.token_hex(8)}{suffixes}")
+    try:
+        # Created by hand rather than with tempfile, so that the file gets the usual permissions.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        yield temporary
+        with temporary.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InputError(
+            f"cannot write {path}: {reason}; choose a folder that exists and is writable."
+        ) from error
+    finally:
+        with suppress(OSError):  # there is none if its folder is missing or is no folder
+            temporary.unlink()

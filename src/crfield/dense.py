@@ -1,0 +1,371 @@
+"""The dense CRF: a unary cost a variable and kernel terms between all pairs of variables.
+
+    E(x) = sum_i u_i(x_i) + sum_{i<j} sum_m w^(m) mu^(m)(x_i, x_j) k^(m)(f_i, f_j)
+
+(KK13 eq. 1 and 2).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._parallel import thread_count
+from crfield._validate import (
+    LARGEST_COST,
+    MAX_LABELS,
+    FloatArray,
+    InputError,
+    as_array,
+    as_choice,
+    as_count,
+    as_floats,
+    as_scalar,
+    check_magnitude,
+    check_memory,
+    first_index,
+    shown,
+    working_dtype,
+)
+from crfield.compatibility import Compatibility
+from crfield.features import Observation, looks_swapped, observe
+from crfield.filters import make_filter
+from crfield.kernels import Kernel
+from crfield.meanfield import (
+    ALGORITHMS,
+    Callback,
+    Problem,
+    Term,
+    check_guarantee,
+    run_parallel,
+    run_sequential,
+)
+from crfield.modelfile import load_model, save_model
+from crfield.results import InferenceResult, InferenceStatus
+
+LAYOUTS = ("channels_last", "channels_first")
+
+
+@dataclass(frozen=True, eq=False)
+class Pairwise:
+    """One pairwise term: weight * compatibility (x) kernel."""
+
+    kernel: Kernel
+    compatibility: Compatibility
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kernel, Kernel):
+            raise InputError(
+                f"kernel must be Spatial, Bilateral or FeatureKernel, got {shown(self.kernel)}; "
+                "for example Pairwise(Spatial(3), Potts(3))."
+            )
+        if not isinstance(self.compatibility, Compatibility):
+            raise InputError(
+                "compatibility must be Potts, Diagonal or Symmetric, got "
+                f"{shown(self.compatibility)}; for example Pairwise(Spatial(3), Potts(3))."
+            )
+        weight = as_scalar(self.weight, "weight")
+        largest = float(np.abs(self.compatibility.native_values(1)).max())
+        if not abs(weight) * largest <= LARGEST_COST:
+            raise InputError(
+                f"weight times compatibility must not exceed {LARGEST_COST:g} in magnitude, got "
+                f"{weight:.3g} times {largest:.3g}; use smaller ones."
+            )
+        object.__setattr__(self, "weight", weight)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseCRF:
+    """A fully connected CRF over images, volumes or points; holds parameters only.
+
+    Parameters
+    ----------
+    n_labels : number of labels L.
+    terms : `Pairwise` terms; none makes the variables independent.
+
+    Examples
+    --------
+    >>> crf = DenseCRF(21, terms=[Pairwise(Spatial(3), Potts(3)),
+    ...                           Pairwise(Bilateral(80, 13), Potts(10))])
+    >>> result = crf.infer(image, unary)             # doctest: +SKIP
+    """
+
+    n_labels: int
+    terms: Sequence[Pairwise] = ()
+
+    def __post_init__(self) -> None:
+        count = as_count(self.n_labels, "n_labels", maximum=MAX_LABELS)
+        object.__setattr__(self, "n_labels", count)
+        try:
+            terms = tuple(self.terms)
+        except TypeError:
+            raise InputError(
+                f"terms must be a list of Pairwise, got {shown(self.terms)}; "
+                "for example [Pairwise(Spatial(3), Potts(3))]."
+            ) from None
+        for number, term in enumerate(terms):
+            if not isinstance(term, Pairwise):
+                raise InputError(
+                    f"terms[{number}] must be a Pairwise, got {type(term).__name__}; "
+                    "for example Pairwise(Spatial(3), Potts(3))."
+                )
+            term.compatibility.check_size(self.n_labels)
+        object.__setattr__(self, "terms", terms)
+
+    def infer(
+        self,
+        image: Any,
+        unary: Any,
+        *,
+        features: Mapping[str, Any] | None = None,
+        algorithm: str = "concave",
+        filter: str = "auto",
+        filter_tol: float = 0.0,
+        max_iter: int = 10,
+        tol: float = 1e-3,
+        threads: int | None = None,
+        init: Any = None,
+        callback: Callback | None = None,
+        mask: Any = None,
+        spacing: Any = None,
+        positions: Any = None,
+        layout: str = "channels_last",
+        check: bool = True,
+    ) -> InferenceResult:
+        """Approximate marginals of the labels.
+
+        Parameters
+        ----------
+        image : (*grid,) or (*grid, C) array, or None if no kernel looks at it.
+        unary : (*grid, L) costs; float64 is computed in float64, everything else in float32.
+        features : named features (N, D) for `FeatureKernel` terms.
+        algorithm : "concave" (KK13 3.2, default), "cccp" (KK13 3.1), "parallel" (KK11, no
+            guarantee) or "sequential" (one variable at a time, small N).
+        filter : "auto", "lattice" or "exact"; `filter_tol` lets "exact" skip pairs below it.
+        max_iter, tol : stop after so many iterations or when no marginal moves by more than tol.
+        threads : native threads, None for all cores.
+        init : (*grid, L) marginals to start from instead of softmax(-unary).
+        callback : called as callback(iteration, marginals (N, L), free_energy); True stops.
+        mask : boolean (*grid,); variables outside keep softmax(-unary) and exert no influence.
+        spacing : distance between grid neighbours along each axis, for anisotropic volumes.
+        positions : (N, d) coordinates for sets of points without a grid.
+        layout : "channels_first" for unary (and init) of shape (L, *grid).
+        check : False runs "concave" on models that have no guarantee of convergence.
+        """
+        as_choice(algorithm, "algorithm", ALGORITHMS)
+        n_iter = as_count(max_iter, "max_iter", 0)
+        limit = as_scalar(tol, "tol")
+        if limit < 0:
+            raise InputError(f"tol must not be negative, got {limit:g}; 0 never stops early.")
+        if callback is not None and not callable(callback):
+            raise InputError(
+                f"callback must be callable, got {shown(callback)}; pass a function of (iteration, "
+                "marginals, free_energy)."
+            )
+        n_threads = thread_count(threads)
+        values = as_array(unary, "unary")
+        observation = observe(
+            self._grid(values.shape, layout), image, features, spacing, positions, mask
+        )
+        self._check_memory(working_dtype(values), observation)
+        costs = _as_costs(values, layout)
+        start = None if init is None else self._check_init(init, costs, layout, observation)
+
+        flat = observation.select(costs.reshape(-1, self.n_labels))
+        lowest = flat.min(1, keepdims=True)
+        centred = np.ascontiguousarray(flat - lowest)
+        offset = float(lowest.sum(dtype=np.float64))
+        report = None if callback is None else _with_offset(callback, offset)
+        terms = self._build_terms(observation, costs.dtype, filter, filter_tol, n_threads)
+        guarded = check_guarantee(terms, algorithm, self.n_labels, check)
+        if algorithm == "sequential":
+            outcome = run_sequential(
+                centred, terms, init=start, max_iter=n_iter, tol=limit, callback=report
+            )
+        else:
+            problem = Problem(
+                centred, terms, self_pairs=algorithm == "concave",
+                convex_self_pairs=algorithm == "cccp", threads=n_threads,
+            )
+            outcome = run_parallel(
+                problem, init=start, max_iter=n_iter, tol=limit, guarded=guarded,
+                callback=report,
+            )
+        return InferenceResult(
+            marginals=self._to_grid(outcome.marginals, costs, observation),
+            free_energies=outcome.free_energies + offset,
+            n_iter=outcome.n_iter,
+            converged=outcome.status is InferenceStatus.CONVERGED,
+            status=outcome.status,
+            label_ids=np.arange(self.n_labels),
+            shifts=outcome.shifts,
+        )
+
+    def energy(
+        self,
+        image: Any,
+        labels: Any,
+        unary: Any,
+        *,
+        features: Mapping[str, Any] | None = None,
+        filter: str = "auto",
+        filter_tol: float = 0.0,
+        threads: int | None = None,
+        mask: Any = None,
+        spacing: Any = None,
+        positions: Any = None,
+        layout: str = "channels_last",
+    ) -> float:
+        """E(x) of a labelling (*grid,), every pair of different variables counted once."""
+        n_threads = thread_count(threads)
+        values = as_array(unary, "unary")
+        grid = self._grid(values.shape, layout)
+        x = as_array(labels, "labels")
+        if x.shape != grid or x.dtype.kind not in "iu":
+            raise InputError(
+                f"labels must be whole numbers of shape {grid}, got {x.dtype} {x.shape}; "
+                "pass one label a variable."
+            )
+        bad = (x < 0) | (x >= self.n_labels)
+        if bad.any():
+            index = first_index(bad)
+            raise InputError(
+                f"labels must lie in 0..{self.n_labels - 1}, got {x[index]} at index {index}; "
+                "every variable needs a label."
+            )
+        observation = observe(grid, image, features, spacing, positions, mask)
+        self._check_memory(working_dtype(values), observation)
+        costs = _as_costs(values, layout)
+        chosen = observation.select(x.reshape(-1)).astype(np.intp)
+        flat = observation.select(costs.reshape(-1, self.n_labels))
+        onehot = np.zeros(flat.shape, costs.dtype)
+        onehot[np.arange(len(chosen)), chosen] = 1.0
+        total = float(flat[np.arange(len(chosen)), chosen].sum(dtype=np.float64))
+        for term in self._build_terms(observation, costs.dtype, filter, filter_tol, n_threads):
+            mu = term.weight * term.compatibility.matrix(self.n_labels)
+            pairs = onehot.T.astype(np.float64) @ term.operator.apply(onehot)
+            own = (term.operator.diagonal() * np.diag(mu)[chosen]).sum(dtype=np.float64)
+            total += 0.5 * (float((mu * pairs).sum()) - float(own))
+        return total
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a safetensors file; the file appears whole or not at all."""
+        save_model(path, self.n_labels, [(t.kernel, t.compatibility, t.weight) for t in self.terms])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> DenseCRF:
+        """Read a model written by `save`; checks the file and executes nothing from it."""
+        n_labels, terms = load_model(path)
+        return cls(n_labels, [Pairwise(*parts) for parts in terms])
+
+    def _build_terms(
+        self, observation: Observation, dtype: np.dtype[Any], method: str, tol: float, threads: int
+    ) -> list[Term]:
+        terms = []
+        for pairwise in self.terms:
+            scaled = np.ascontiguousarray(
+                pairwise.kernel.scaled_features(observation), dtype=dtype
+            )
+            operator = make_filter(scaled, pairwise.kernel, method, tol=tol, threads=threads)
+            terms.append(Term(operator, pairwise.compatibility, pairwise.weight))
+        if not terms:  # the arguments are still checked when there is nothing to filter
+            make_filter(np.zeros((1, 1), dtype), _NO_KERNEL, method, tol=tol, threads=threads)
+        return terms
+
+    def _grid(self, shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+        """The grid of a unary of this shape."""
+        n = self.n_labels
+        first = as_choice(layout, "layout", LAYOUTS) == "channels_first"
+        if len(shape) < 2 or shape[0 if first else -1] != n:
+            hint = "match n_labels"
+            if len(shape) >= 3 and shape[-1 if first else 0] == n:
+                hint = (
+                    'its labels come last: pass layout="channels_last"' if first
+                    else 'its labels come first: pass layout="channels_first"'
+                )
+            wanted = f"({n}, *grid)" if first else f"(*grid, {n})"
+            raise InputError(
+                f"unary must have shape {wanted} for {n} labels, got {shape}; {hint}."
+            )
+        if math.prod(shape) == 0:
+            raise InputError(
+                f"unary must have at least one variable, got shape {shape}; pass a non-empty grid."
+            )
+        return shape[1:] if first else shape[:-1]
+
+    def _check_init(
+        self, init: Any, costs: FloatArray, layout: str, observation: Observation
+    ) -> FloatArray:
+        q = _last_axis(as_floats(init, "init", costs.dtype), layout)
+        if q.shape != costs.shape:
+            hint = "pass marginals of the same grid"
+            if looks_swapped(q.shape, observation.grid):
+                hint = "width and height look swapped: transpose it"
+            raise InputError(
+                f"init must have the unary's shape {costs.shape}, got {q.shape}; {hint}."
+            )
+        flat = np.ascontiguousarray(observation.select(q.reshape(-1, self.n_labels)))
+        sums = flat.sum(1, dtype=np.float64)
+        if flat.min() < 0 or not np.allclose(sums, 1.0, atol=1e-3):
+            raise InputError(
+                "init must hold probabilities that sum to 1 over the labels, got values from "
+                f"{flat.min():.3g} and sums between {sums.min():.3g} and {sums.max():.3g}; "
+                "normalise it."
+            )
+        return np.asarray(flat / flat.sum(1, keepdims=True))
+
+    def _check_memory(self, dtype: np.dtype[Any], observation: Observation) -> None:
+        """Costs, two states, a filtered copy; a lattice's indices and weights a term."""
+        itemsize = dtype.itemsize
+        n = observation.n_variables
+        channels = 0 if observation.image is None else observation.image.size // math.prod(
+            observation.grid
+        )
+        columns = sum(values.shape[1] for values in observation.features.values())
+        dims = len(observation.grid) + channels + columns
+        per_variable = itemsize * self.n_labels * 8 + len(self.terms) * (dims + 1) * (4 + itemsize)
+        per_variable += 8 * dims * 3
+        check_memory(
+            float(n) * per_variable,
+            f"Inference on {n} variables with {self.n_labels} labels",
+            "work on a smaller image or on tiles",
+        )
+
+    def _to_grid(
+        self, marginals: FloatArray, costs: FloatArray, observation: Observation
+    ) -> FloatArray:
+        if observation.selected is None:
+            return marginals.reshape(costs.shape)
+        flat = costs.reshape(-1, self.n_labels)
+        whole = np.exp(flat.min(1, keepdims=True) - flat)
+        whole /= whole.sum(1, keepdims=True)
+        whole[observation.selected] = marginals
+        return np.asarray(whole.reshape(costs.shape))
+
+
+_NO_KERNEL = Kernel()
+
+
+def _as_costs(unary: NDArray[Any], layout: str) -> FloatArray:
+    """The unary as contiguous floats (*grid, L) of sane size."""
+    costs = _last_axis(as_floats(unary, "unary"), layout)
+    check_magnitude(costs, "unary")
+    return costs
+
+
+def _with_offset(callback: Callback, offset: float) -> Callback:
+    """The callback, told the free energy of the unary as given rather than centred."""
+    return lambda iteration, marginals, energy: callback(iteration, marginals, energy + offset)
+
+
+def _last_axis(array: NDArray[Any], layout: str) -> NDArray[Any]:
+    if as_choice(layout, "layout", LAYOUTS) == "channels_first" and array.ndim >= 2:
+        return np.ascontiguousarray(np.moveaxis(array, 0, -1))
+    return array

@@ -1,0 +1,46 @@
+"""From a kernel and its scaled features to an operator."""
+
+from __future__ import annotations
+
+from crfield._parallel import thread_count
+from crfield._validate import FloatArray, InputError, as_choice, as_floats, as_scalar
+from crfield.filters.base import KernelOperator
+from crfield.filters.exact import ExactFilter
+from crfield.filters.lattice import MAX_DIM, LatticeFilter
+from crfield.kernels import Kernel
+
+METHODS = ("auto", "lattice", "exact")
+
+# Up to here the exact sum takes no longer than building a lattice.
+_SMALL = 2048
+
+
+def make_filter(
+    features: FloatArray, kernel: Kernel, method: str = "auto", *, tol: float = 0.0,
+    threads: int | None = None,
+) -> KernelOperator:
+    """The operator of `kernel` on scaled features (N, D), float32 or float64.
+
+    "auto" takes the lattice for Gaussian kernels on more than 2048 variables and up to 16 feature
+    dimensions, the exact sum otherwise.
+    """
+    as_choice(method, "filter", METHODS)
+    if not 0.0 <= as_scalar(tol, "filter_tol") < 1.0:
+        raise InputError(f"filter_tol must be at least 0 and below 1, got {tol}; 0 skips nothing.")
+    thread_count(threads)
+    features = as_floats(features, "features")
+    gaussian = kernel.shape == "gaussian"
+    if method == "auto":
+        fits = gaussian and features.shape[0] > _SMALL and features.shape[1] <= MAX_DIM
+        method = "lattice" if fits else "exact"
+    if method == "exact":
+        return ExactFilter(
+            features, shape=kernel.shape, normalization=kernel.normalization, tol=tol,
+            threads=threads,
+        )
+    if not gaussian:
+        raise InputError(
+            f"the lattice takes Gaussian kernels only, got shape {kernel.shape!r}; "
+            'use filter="exact" or "auto".'
+        )
+    return LatticeFilter(features, normalization=kernel.normalization, threads=threads)

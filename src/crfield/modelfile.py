@@ -1,0 +1,148 @@
+"""Models on disk: safetensors for the numbers, JSON for the structure, nothing that executes.
+
+The file's metadata holds one JSON document (`crfield`) that describes the model and names the
+tensors it refers to, and a SHA-256 of that document and all tensors (`sha256`), so that a file that
+was truncated or altered is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._atomicfile import atomic_path
+from crfield._validate import InputError, shown
+from crfield.compatibility import COMPATIBILITIES, Compatibility
+from crfield.kernels import KERNELS, Kernel
+
+FORMAT = "crfield.DenseCRF"
+VERSION = 1
+
+Tensors = dict[str, NDArray[np.float64]]
+TermParts = tuple[Kernel, Compatibility, float]
+
+
+def save_model(path: str | os.PathLike[str], n_labels: int, terms: Iterable[TermParts]) -> None:
+    """Write a model; the file appears whole or not at all."""
+    from safetensors.numpy import save
+
+    tensors: Tensors = {}
+    entries = [
+        {
+            "kernel": _describe(kernel, f"terms.{number}.kernel", tensors),
+            "compatibility": _describe(compatibility, f"terms.{number}.compatibility", tensors),
+            "weight": weight,
+        }
+        for number, (kernel, compatibility, weight) in enumerate(terms)
+    ]
+    document = json.dumps(
+        {"format": FORMAT, "version": VERSION, "n_labels": n_labels, "terms": entries},
+        sort_keys=True,
+    )
+    data = save(tensors, {"crfield": document, "sha256": _digest(document, tensors)})
+    with atomic_path(_as_path(path)) as temporary:
+        temporary.write_bytes(data)
+
+
+def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts]]:
+    """The number of labels and the terms of a model that `save_model` wrote."""
+    from safetensors import SafetensorError, safe_open
+
+    path = _as_path(path)
+    if os.path.isdir(path):
+        raise InputError(f"model file {path} is a folder; pass the file inside it.")
+    if not os.path.isfile(path):
+        raise InputError(f"model file {path} does not exist; check the path.")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: np.asarray(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise _damaged(path, f"it cannot be read as safetensors ({error})") from None
+    document = metadata.get("crfield")
+    if document is None:
+        raise InputError(
+            f"{path} is a safetensors file but not a crfield model; pass a file written by save()."
+        )
+    try:
+        content = json.loads(document)
+        kind, version = content["format"], int(content["version"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise _damaged(path, "its description is not valid") from None
+    if kind != FORMAT:
+        raise InputError(f"{path} holds a {kind}, expected {FORMAT}; load it with its own class.")
+    if version > VERSION:
+        raise InputError(
+            f"{path} has format version {version}, this crfield reads up to {VERSION}; "
+            "upgrade crfield to open it."
+        )
+    if metadata.get("sha256") != _digest(document, tensors):
+        raise _damaged(path, "its checksum does not match its content")
+    try:
+        terms = [
+            (
+                _restore(entry["kernel"], KERNELS, tensors),
+                _restore(entry["compatibility"], COMPATIBILITIES, tensors),
+                entry["weight"],
+            )
+            for entry in content["terms"]
+        ]
+        return content["n_labels"], terms
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, f"its description is incomplete ({error!r})") from None
+
+
+def _describe(part: Kernel | Compatibility, prefix: str, tensors: Tensors) -> dict[str, Any]:
+    """A JSON object for a kernel or compatibility; its arrays go to `tensors`."""
+    entry: dict[str, Any] = {"kind": part.kind}
+    for name in (field.name for field in dataclasses.fields(part)):
+        value = getattr(part, name)
+        if name in part.array_fields and value is not None:
+            tensors[f"{prefix}.{name}"] = np.asarray(value, np.float64)
+            value = {"tensor": f"{prefix}.{name}"}
+        entry[name] = value
+    return entry
+
+
+def _restore(entry: dict[str, Any], known: dict[str, Any], tensors: Tensors) -> Any:
+    arguments = {}
+    for name, value in entry.items():
+        if name == "kind":
+            continue
+        if isinstance(value, dict):
+            array = tensors[value["tensor"]]
+            value = float(array) if array.ndim == 0 else array
+        arguments[name] = value
+    return known[entry["kind"]](**arguments)
+
+
+def _digest(document: str, tensors: Tensors) -> str:
+    digest = hashlib.sha256(document.encode())
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _as_path(path: Any) -> Path:
+    try:
+        return Path(path)
+    except TypeError:
+        raise InputError(
+            f"path must be a file name, got {shown(path)}; pass a string or a Path."
+        ) from None
+
+
+def _damaged(path: str | os.PathLike[str], reason: str) -> InputError:
+    return InputError(
+        f"model file {path} is damaged: {reason}; restore it from a copy or save the model again."
+    )

@@ -1,0 +1,289 @@
+"""Pictures of label maps, uncertainty and convergence, drawn with Pillow and NumPy alone.
+
+Volumes `(Z, H, W)` are shown by their middle slice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from crfield._colours import distinct_colours, uncertainty_ramp
+from crfield._validate import InputError, check_finite
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+
+_INK, _PALE_INK, _GRID_LINE, _PAPER = "#24292f", "#6b7280", "#e5e7eb", "#ffffff"
+_CURVE = "#2563eb"
+_BACKGROUND_COLOUR = (38, 43, 54)
+
+
+def label_palette(n: int) -> Bytes:
+    """`n` colours `(n, 3)`: a dark neutral one for label 0, then colours far from each other.
+
+    A longer palette begins with the shorter one, so a label keeps its colour.
+    """
+    if n < 1:
+        raise InputError(f"n must be at least 1, got {n}; ask for one colour per label.")
+    chosen = distinct_colours(max(0, min(n, 256) - 1))
+    palette = np.concatenate([np.array([_BACKGROUND_COLOUR], np.uint8), chosen])
+    return palette[np.arange(n) % 256]  # beyond 256 nobody can tell colours apart
+
+
+def colorize(labels: Array, palette: Array | None = None) -> Image.Image:
+    """Label map `(*grid)` of whole numbers as a picture; ids beyond the palette start it again."""
+    labels = np.asarray(labels)
+    if labels.ndim not in (2, 3) or labels.dtype.kind not in "iub":
+        raise InputError(
+            "labels must be whole numbers of shape (H, W) or (Z, H, W), got "
+            f"{labels.dtype} of shape {labels.shape}; pass a label map."
+        )
+    return Image.fromarray(_label_colours(_middle_slice(labels, 2), palette))
+
+
+def overlay(
+    image: Array | Image.Image,
+    labels: Array,
+    alpha: float = 0.5,
+    palette: Array | None = None,
+    outlines: bool = True,
+) -> Image.Image:
+    """Image `(*grid[, C])` tinted with the colours of its labels `(*grid)`.
+
+    `alpha` is the share of the tint; `outlines` draws a light line where labels change.
+    """
+    labels = np.asarray(labels)
+    picture = _display(image, labels.ndim).astype(np.float32)
+    tint = np.asarray(colorize(labels, palette), dtype=np.float32)
+    if picture.shape != tint.shape:
+        raise InputError(
+            f"image and labels must cover the same pixels, got {picture.shape[:2]} and "
+            f"{tint.shape[:2]}; resize one of them."
+        )
+    blended = (1 - alpha) * picture + alpha * tint
+    if outlines:
+        borders = _borders(_middle_slice(labels, 2))
+        blended[borders] = 0.15 * blended[borders] + 0.85 * 255
+    return Image.fromarray(np.rint(blended).astype(np.uint8))
+
+
+def entropy_map(marginals: Array) -> Image.Image:
+    """Uncertainty of marginals `(*grid, L)`: -sum_l q_l log q_l / log L, dark 0 to bright 1."""
+    marginals = np.asarray(marginals)
+    if marginals.ndim not in (3, 4) or marginals.dtype.kind != "f":
+        raise InputError(
+            "marginals must be real numbers of shape (H, W, L) or (Z, H, W, L), got "
+            f"{marginals.dtype} of shape {marginals.shape}; pass the marginals of a result."
+        )
+    check_finite(marginals, "marginals")
+    probabilities = np.clip(_middle_slice(marginals, 3), 1e-30, 1)
+    entropy = -(probabilities * np.log(probabilities)).sum(axis=-1)
+    share = entropy / max(math.log(probabilities.shape[-1]), 1e-30)
+    return Image.fromarray(uncertainty_ramp()[np.rint(255 * np.clip(share, 0, 1)).astype(int)])
+
+
+def side_by_side(
+    *pictures: Array | Image.Image, titles: Sequence[str] = (), height: int | None = None
+) -> Image.Image:
+    """Pictures in one row, scaled to one height, with titles above them."""
+    if not pictures or (titles and len(titles) != len(pictures)):
+        raise InputError(
+            f"side_by_side needs pictures and as many titles or none, got {len(pictures)} pictures "
+            f"and {len(titles)} titles; give each picture a title."
+        )
+    panels = [Image.fromarray(_display(picture, 2)) for picture in pictures]
+    height = height or max(panel.height for panel in panels)
+    panels = [_scaled_to(panel, height) for panel in panels]
+    gap = 8
+    font_size = min(24, max(13, height // 16))
+    font = ImageFont.load_default(size=font_size)
+    header = round(1.9 * font_size) if titles else gap
+    width = sum(panel.width for panel in panels) + gap * (len(panels) + 1)
+    sheet = Image.new("RGB", (width, header + height + gap), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    left = gap
+    for index, panel in enumerate(panels):
+        sheet.paste(panel, (left, header))
+        if titles:
+            middle = (left + panel.width / 2, header / 2)
+            draw.text(middle, titles[index], fill=_INK, font=font, anchor="mm")
+        left += panel.width + gap
+    return sheet
+
+
+def captioned(picture: Image.Image, caption: str) -> Image.Image:
+    """A copy of the picture with a caption on a dark plate in its lower left corner."""
+    sheet = picture.convert("RGB")
+    size = min(20, max(13, sheet.height // 16))
+    font = ImageFont.load_default(size=size)
+    margin = size // 2
+    draw = ImageDraw.Draw(sheet)
+    place = (margin + size // 2, sheet.height - margin - size)
+    left, _, right, _ = draw.textbbox(place, caption, font=font, anchor="lm")
+    plate = (left - size // 2, place[1] - 0.8 * size, right + size // 2, place[1] + 0.8 * size)
+    draw.rounded_rectangle(plate, radius=size // 3, fill=_INK)
+    draw.text(place, caption, fill=_PAPER, font=font, anchor="lm")
+    return sheet
+
+
+def stack(*pictures: Image.Image) -> Image.Image:
+    """Pictures below each other, on paper as wide as the widest."""
+    width = max(picture.width for picture in pictures)
+    sheet = Image.new("RGB", (width, sum(picture.height for picture in pictures)), _PAPER)
+    top = 0
+    for picture in pictures:
+        sheet.paste(picture, ((width - picture.width) // 2, top))
+        top += picture.height
+    return sheet
+
+
+def line_plot(
+    values: Sequence[float] | Array,
+    title: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
+    size: tuple[int, int] = (640, 400),
+) -> Image.Image:
+    """Line chart of `values` over their index 0, 1, 2, ..., such as the free energies of a run."""
+    heights = np.asarray(values, dtype=np.float64)
+    if heights.ndim != 1 or len(heights) == 0:
+        raise InputError(
+            f"values must be one row of numbers, got shape {heights.shape}; pass a 1-D array."
+        )
+    check_finite(heights, "values")
+    scale = 3  # drawn larger and reduced, which smooths every edge
+    width, height = size[0] * scale, size[1] * scale
+    sheet = Image.new("RGB", (width, height), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    small, large = (ImageFont.load_default(size=s * scale) for s in (13, 17))
+
+    x_ticks = _ticks(0, max(len(heights) - 1, 1), 8, whole=True)
+    y_ticks = _ticks(float(heights.min()), float(heights.max()), 6)
+    y_names = _tick_names(y_ticks)
+    low, high = min(y_ticks[0], heights.min()), max(y_ticks[-1], heights.max())
+    label_width = max(draw.textlength(name, font=small) for name in y_names)
+    left = label_width + (44 if ylabel else 22) * scale
+    right, top = width - 24 * scale, (52 if title else 20) * scale
+    bottom = height - (56 if xlabel else 34) * scale
+
+    def place(index: float, value: float) -> tuple[float, float]:
+        across = index / max(len(heights) - 1, 1)
+        return left + across * (right - left), bottom - (value - low) / (high - low) * (
+            bottom - top
+        )
+
+    for tick, name in zip(y_ticks, y_names, strict=True):
+        y = place(0, tick)[1]
+        draw.line([(left, y), (right, y)], fill=_GRID_LINE, width=scale)
+        draw.text((left - 8 * scale, y), name, fill=_PALE_INK, font=small, anchor="rm")
+    draw.line([(left, bottom), (right, bottom)], fill=_PALE_INK, width=scale)
+    for tick in x_ticks:
+        x = place(tick, low)[0]
+        draw.line([(x, bottom), (x, bottom + 5 * scale)], fill=_PALE_INK, width=scale)
+        draw.text((x, bottom + 9 * scale), f"{tick:g}", fill=_PALE_INK, font=small, anchor="mt")
+    points = [place(index, value) for index, value in enumerate(heights)]
+    if len(points) > 1:
+        draw.line(points, fill=_CURVE, width=2 * scale + 1, joint="curve")
+    for point in points if len(points) <= 40 else ():
+        draw.circle(point, 4 * scale, fill=_PAPER)
+        draw.circle(point, 3 * scale, fill=_CURVE)
+    draw.text((width / 2, 26 * scale), title, fill=_INK, font=large, anchor="mm")
+    centre = ((left + right) / 2, height - 16 * scale)
+    draw.text(centre, xlabel, fill=_INK, font=small, anchor="mm")
+    if ylabel:
+        _text_upwards(sheet, ylabel, (16 * scale, round((top + bottom) / 2)), small)
+    return sheet.resize(size, Image.Resampling.LANCZOS)
+
+
+def show(image: Array | Image.Image, grid_axes: int = 2) -> Image.Image:
+    """Image `(*grid[, C])` of any real type, stretched to bytes where it is not made of them."""
+    return Image.fromarray(_display(image, grid_axes))
+
+
+def _middle_slice(array: Array, plane_axes: int) -> Array:
+    return array[len(array) // 2] if array.ndim > plane_axes else array
+
+
+def _display(image: Array | Image.Image, grid_axes: int) -> Bytes:
+    """Image `(*grid[, C])` as bytes `(H, W, 3)`; other types than bytes are stretched to them."""
+    pixels = np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image)
+    if pixels.ndim not in (grid_axes, grid_axes + 1) or pixels.dtype.kind not in "iufb":
+        raise InputError(
+            f"image must be an array of {grid_axes} axes and perhaps channels, got {pixels.dtype} "
+            f"of shape {pixels.shape}; pass one image."
+        )
+    check_finite(pixels, "image")
+    if grid_axes == 3:
+        pixels = _middle_slice(pixels, pixels.ndim - 1)
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.dtype != np.uint8:
+        low, high = np.percentile(pixels, (0.5, 99.5))
+        pixels = np.clip((pixels - low) / max(high - low, 1e-30), 0, 1)
+        pixels = np.rint(255 * pixels).astype(np.uint8)
+    if pixels.shape[-1] < 3:  # of two channels the first is shown
+        pixels = np.repeat(pixels[..., :1], 3, axis=-1)
+    return np.ascontiguousarray(pixels[..., :3])
+
+
+def _label_colours(labels: Array, palette: Array | None) -> Bytes:
+    colours = label_palette(256) if palette is None else np.asarray(palette, np.uint8)
+    return colours[labels.astype(np.int64) % len(colours)]
+
+
+def _borders(labels: Array) -> npt.NDArray[np.bool_]:
+    """Pixels whose right or lower neighbour has another label."""
+    changes = np.zeros(labels.shape, dtype=bool)
+    changes[:, :-1] |= labels[:, :-1] != labels[:, 1:]
+    changes[:-1] |= labels[:-1] != labels[1:]
+    return changes
+
+
+def _scaled_to(panel: Image.Image, height: int) -> Image.Image:
+    width = max(1, round(panel.width * height / panel.height))
+    if panel.height == height:
+        return panel
+    larger = height > panel.height
+    return panel.resize(
+        (width, height), Image.Resampling.NEAREST if larger else Image.Resampling.LANCZOS
+    )
+
+
+def _text_upwards(
+    sheet: Image.Image, text: str, centre: tuple[int, int], font: Any
+) -> None:
+    _, top, right, bottom = font.getbbox(text)
+    strip = Image.new("RGB", (math.ceil(right), math.ceil(bottom + top)), _PAPER)
+    ImageDraw.Draw(strip).text((0, 0), text, fill=_INK, font=font)
+    turned = strip.transpose(Image.Transpose.ROTATE_90)
+    sheet.paste(turned, (centre[0] - turned.width // 2, centre[1] - turned.height // 2))
+
+
+def _ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
+    """Round numbers covering [low, high] in at most about `most` steps of 1, 2 or 5."""
+    if high - low <= max(1e-12 * max(abs(low), abs(high)), 1e-290):
+        margin = 0.05 * abs(low) if abs(low) > 1e-280 else 1.0
+        low, high = low - margin, high + margin
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+    step = max(step, 1.0) if whole else step
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    if whole:
+        last = math.floor(high / step)
+    return [index * step for index in range(first, last + 1)]
+
+
+def _tick_names(ticks: Sequence[float]) -> list[str]:
+    step, largest = ticks[1] - ticks[0], max(abs(tick) for tick in ticks)
+    if largest >= 1e9 or step < 1e-6:
+        digits = min(math.ceil(math.log10(largest / step) + 1e-9), 8)
+        return [f"{tick:.{digits}e}" for tick in ticks]
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return [f"{tick:,.{decimals}f}" for tick in ticks]

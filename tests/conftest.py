@@ -1,0 +1,13 @@
+"""Shared settings of the tests."""
+
+import os
+
+# The references are small: more BLAS threads only fight with the threads under test.
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+from hypothesis import settings  # noqa: E402
+
+# Examples are the same in every run, and nothing depends on how fast the machine is.
+settings.register_profile("crfield", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("crfield")

@@ -1,0 +1,218 @@
+"""Arrays that are wrong: one sentence back that names the place, the entry and the remedy."""
+
+import numpy as np
+import pytest
+
+from crfield import (
+    Bilateral,
+    Spatial,
+    refine,
+    unary_from_features,
+    unary_from_labels,
+    unary_from_logits,
+    unary_from_probabilities,
+)
+from refusal import refusal
+from small_problem import (
+    FEATURES,
+    GRID,
+    IMAGE,
+    LABELS,
+    MODEL,
+    POSITIONS,
+    PROBABILITIES,
+    RNG,
+    UNARY,
+    infer,
+)
+
+# Every place where an array comes in, with an array that is right there.
+PLACES = {
+    "unary": (UNARY, lambda a: infer(unary=a)),
+    "image": (IMAGE, lambda a: infer(image=a)),
+    "features['f']": (FEATURES, lambda a: infer(features={"f": a})),
+    "init": (np.full((*GRID, 2), 0.5), lambda a: infer(init=a)),
+    "positions": (POSITIONS, lambda a: infer(positions=a)),
+    "spacing": (np.array([1.0, 2.0]), lambda a: infer(spacing=a)),
+    "probabilities": (PROBABILITIES, unary_from_probabilities),
+    "logits": (PROBABILITIES, unary_from_logits),
+    "features": (FEATURES, lambda a: unary_from_features(a, np.ones((3, 2)))),
+    "weights": (np.ones((3, 2)), lambda a: unary_from_features(FEATURES, a)),
+    "sigma": (np.array([2.0, 3.0]), Spatial),
+    "covariance": (np.eye(5), lambda a: Bilateral(covariance=a)),
+}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", PLACES)
+def test_first_number_that_is_not_finite_is_named(place, value):
+    plain, call = PLACES[place]
+    call(plain)
+    wrong = plain.astype(np.float64)
+    wrong.flat[[-2, -1]] = value
+    message = refusal(call, wrong)
+    assert message.startswith(f"{place} must be finite, got {value}")
+    index = tuple(int(i) for i in np.unravel_index(wrong.size - 2, wrong.shape))
+    assert f"at index {index}" in message
+
+
+def test_refine_names_the_first_nan():
+    soft = PROBABILITIES.copy()
+    soft[2, 3, 1] = np.nan
+    assert "got nan at index (2, 3, 1)" in refusal(refine, IMAGE, soft)
+    foreground = PROBABILITIES[..., 0].copy()
+    foreground[4, 5] = np.nan
+    assert "got nan at index (4, 5)" in refusal(refine, IMAGE, foreground)
+
+
+def test_float64_beyond_float32_is_refused_where_float32_is_used():
+    assert "float32" in refusal(infer, init=np.full((*GRID, 2), 1e300))
+
+
+NOT_NUMBERS = {
+    "ragged": [[1.0, 2.0], [3.0]],
+    "string": "abc",
+    "strings": np.array(["a", "b"]),
+    "none": None,
+    "complex": np.array([[1j, 2.0]]),
+    "objects": np.array([None, 1.0], object),
+    "dates": np.zeros((*GRID, 2), "M8[s]"),
+    "empty": [],
+    "empty rows": [[], []],
+    "scalar": 1.0,
+}
+ACCEPTED = {
+    *((place, "none") for place in ("init", "positions", "spacing", "mask")),
+    ("spacing", "scalar"),
+    ("sigma", "scalar"),
+}
+CALLS = {
+    **{name: call for name, (_, call) in PLACES.items()},
+    "refine": lambda a: refine(IMAGE, a),
+    "refine image": lambda a: refine(a, PROBABILITIES),
+    "labels": lambda a: unary_from_labels(a, 2),
+    "energy labels": lambda a: MODEL.energy(IMAGE, a, UNARY, features={"f": FEATURES}),
+    "mask": lambda a: infer(mask=a),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_NUMBERS)
+@pytest.mark.parametrize("place", CALLS)
+def test_what_is_not_an_array_of_numbers_is_refused(place, kind):
+    if (place, kind) in ACCEPTED:
+        CALLS[place](NOT_NUMBERS[kind])
+    else:
+        refusal(CALLS[place], NOT_NUMBERS[kind])
+
+
+@pytest.mark.parametrize("features", [[FEATURES], FEATURES, "f", 3])
+def test_features_must_be_named(features):
+    assert "map names to arrays" in refusal(infer, features=features)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"unary": UNARY[..., :1]}, "(*grid, 2)"),
+        ({"unary": UNARY[0, 0]}, "(*grid, 2)"),
+        ({"unary": np.zeros((5, 7, 2))}, "features['f'] must have shape (35, D)"),
+        ({"image": IMAGE[:5]}, "one size"),
+        ({"image": IMAGE[None]}, "one size"),
+        ({"image": np.moveaxis(IMAGE, -1, 0)}, "channels come first"),
+        ({"features": {}}, "features must hold 'f'"),
+        ({"features": {"g": FEATURES}}, "got g"),
+        ({"features": {"f": FEATURES[:-1]}}, "(42, D)"),
+        ({"features": {"f": FEATURES[:, :1]}}, "2 columns"),
+        ({"features": {"f": FEATURES[:, 0]}}, "one row of features a variable"),
+        ({"init": np.full((*GRID, 3), 1 / 3)}, "the unary's shape"),
+        ({"init": np.full((*GRID, 2), 0.4)}, "sum to 1"),
+        ({"init": np.full((*GRID, 2), [-0.5, 1.5])}, "values from -0.5"),
+        ({"init": np.zeros((*GRID, 2))}, "sum to 1"),
+        ({"positions": POSITIONS[:-1]}, "(42, d)"),
+        ({"positions": POSITIONS[:, 0]}, "(42, d)"),
+        ({"spacing": [1.0, 1.0, 1.0]}, "2 numbers"),
+        ({"spacing": [1.0, 0.0]}, "positive"),
+        ({"spacing": -1.0}, "positive"),
+        ({"image": None}, "image must be given for a model with a Bilateral kernel"),
+        ({"mask": np.ones(GRID)}, "boolean array"),
+        ({"mask": np.ones((6, 6), bool)}, "boolean array of shape (6, 7)"),
+        ({"mask": np.zeros(GRID, bool)}, "at least one variable"),
+    ],
+)
+def test_wrong_shapes_and_masks(options, words):
+    assert words in refusal(infer, **options)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: infer(image=IMAGE.transpose(1, 0, 2)),
+        lambda: infer(image=IMAGE[..., 0].T),
+        lambda: infer(mask=np.ones((7, 6), bool)),
+        lambda: infer(init=np.full((7, 6, 2), 0.5)),
+        lambda: refine(IMAGE, PROBABILITIES.transpose(1, 0, 2)),
+        lambda: refine(IMAGE, LABELS.T),
+        lambda: refine(np.zeros((5, 6, 7)), np.zeros((5, 7, 6), int), unknown=None),
+    ],
+)
+def test_swapped_width_and_height_are_called_so(call):
+    assert "width and height look swapped" in refusal(call)
+
+
+def test_labels_first_without_layout_is_called_so():
+    first = np.moveaxis(UNARY, -1, 0)
+    soft = np.moveaxis(PROBABILITIES, -1, 0)
+    assert 'layout="channels_first"' in refusal(infer, unary=first)
+    assert 'layout="channels_last"' in refusal(infer, layout="channels_first")
+    assert 'layout="channels_first"' in refusal(refine, IMAGE, soft)
+    assert 'layout="channels_first"' in refusal(refine, None, soft, bilateral=None)
+
+
+def test_labels_first_with_layout_gives_the_same_result():
+    init = np.full((*GRID, 2), [0.3, 0.7])
+    plain = infer(init=init)
+    first = infer(
+        unary=np.moveaxis(UNARY, -1, 0), init=np.moveaxis(init, -1, 0), layout="channels_first"
+    )
+    assert np.array_equal(plain.marginals, first.marginals)
+    assert np.array_equal(
+        refine(IMAGE, PROBABILITIES).marginals,
+        refine(IMAGE, np.moveaxis(PROBABILITIES, -1, 0), layout="channels_first").marginals,
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: unary_from_labels(LABELS, 2), "got 2 at index"),
+        (lambda: unary_from_labels(LABELS - 1, 3), "got -1 at index"),
+        (lambda: unary_from_labels(np.full(GRID, 255), 3, unknown=None), "got 255 at index (0, 0)"),
+        (lambda: unary_from_labels(LABELS.astype(float), 3), ".astype(int)"),
+        (lambda: unary_from_labels(LABELS, 3, unknown="a"), "unknown must be a whole number"),
+        (lambda: unary_from_labels(LABELS, 3, confidence=1.5), "confidence"),
+        (lambda: unary_from_labels(LABELS, 3, confidence=np.nan), "confidence"),
+        (lambda: refine(IMAGE, LABELS.astype(float)), ".astype(int)"),
+        (lambda: refine(IMAGE, IMAGE), "looks like a colour picture"),
+        (lambda: refine(IMAGE[..., 0], IMAGE), "looks like a colour picture"),
+        (lambda: refine(IMAGE, np.full(GRID, 255, np.uint8)), "unknown=None"),
+        (lambda: refine(IMAGE, np.where(LABELS > 0, 255, 0)), "unknown=None"),
+        (lambda: refine(IMAGE, LABELS.astype(np.uint64) + np.uint64(2**63)), "below 2**63"),
+        (lambda: refine(IMAGE, np.zeros((0, 7), int)), "at least one pixel"),
+        (lambda: refine(IMAGE, PROBABILITIES, model=MODEL), "4"),
+        (lambda: refine(IMAGE, PROBABILITIES, model="model.safetensors"), "DenseCRF.load"),
+        (lambda: refine(IMAGE, 2 * PROBABILITIES), "probabilities"),
+        (lambda: refine(IMAGE, PROBABILITIES - 0.5), "[0, 1]"),
+        (lambda: MODEL.energy(IMAGE, LABELS, UNARY), "0..1"),
+        (lambda: MODEL.energy(IMAGE, LABELS.astype(float), UNARY), "whole numbers"),
+    ],
+)
+def test_labels_and_probabilities_out_of_range(call, words):
+    assert words in refusal(call)
+
+
+def test_as_many_labels_as_channels_are_labels():
+    soft = RNG.dirichlet(np.ones(3), GRID)
+    assert refine(IMAGE, soft).marginals.shape == (*GRID, 3)
+    volume = RNG.integers(0, 256, (3, 6, 7), dtype=np.uint8)
+    assert refine(volume, RNG.random((3, 6, 7))).marginals.shape == (3, 6, 7, 2)
+    assert refine(IMAGE[..., 0], RNG.random(GRID)).marginals.shape == (*GRID, 2)

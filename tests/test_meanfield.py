@@ -1,0 +1,237 @@
+"""Inference: descent on random and hostile models, and agreement with brute force."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import reference
+from crfield import DenseCRF, Diagonal, FeatureKernel, InferenceStatus, Pairwise, Potts, Symmetric
+from crfield.filters import make_filter
+
+N_MODELS = int(os.environ.get("CRFIELD_RANDOM_MODELS", "1000"))
+
+
+def random_compatibility(rng, n_labels, strength):
+    """A compatibility that is negative semidefinite up to a constant."""
+    family = rng.integers(5)
+    if family == 0:
+        return Potts(strength)
+    if family == 1:
+        return Diagonal(strength * rng.uniform(0, 1, n_labels))
+    if family == 2:
+        return Symmetric.l1(n_labels, strength / n_labels)
+    if family == 3:
+        off = rng.normal(size=(n_labels, n_labels))
+        return Symmetric.diagonally_dominant((off + off.T) * strength / n_labels)
+    root = rng.normal(size=(n_labels, n_labels))
+    constant = strength * rng.normal()
+    return Symmetric(constant - strength * (root @ root.T) / n_labels)
+
+
+def random_model(rng, method, hostile):
+    """A DenseCRF on given features, with the features and a unary.
+
+    Hostile models have strong compatibilities, often the tent kernel of a 2-D or 3-D grid CRF,
+    which is not positive definite, and a unary along the kernel's most negative direction.
+    """
+    n, n_labels = int(rng.integers(2, 90)), int(rng.integers(1, 7))
+    side, grid_dim = int(rng.integers(3, 6)), int(rng.integers(2, 4))
+    if hostile:
+        n = side**grid_dim
+    terms, features = [], {}
+    for number in range(int(rng.integers(1, 4))):
+        name, dim, shape = f"f{number}", int(rng.integers(1, 4)), "gaussian"
+        normalization = str(rng.choice(["symmetric", "none"]))
+        strength = 10.0 ** rng.uniform(-1, 5 if hostile else 1.5)
+        if normalization == "none":
+            strength /= 10
+        features[name] = rng.normal(size=(n, dim)) * 10.0 ** rng.uniform(-1, 0.7)
+        if hostile and method == "exact" and rng.random() < 0.5:
+            dim, shape = grid_dim, "tent"
+            features[name] = np.indices((side,) * dim).reshape(dim, -1).T / 2.0
+        kernel = FeatureKernel(name, dim, shape=shape, normalization=normalization)
+        terms.append(Pairwise(kernel, random_compatibility(rng, n_labels, strength)))
+    unary = rng.normal(size=(n, n_labels)) * 10.0 ** rng.uniform(-1, 1)
+    if hostile and n_labels > 1:
+        dense = make_filter(features["f0"], terms[0].kernel, method).to_dense()
+        worst = np.linalg.eigh(dense)[1][:, 0]
+        unary *= 1e-2
+        unary[np.arange(n), (worst > 0).astype(int)] -= 10.0 ** rng.uniform(-1, 2)
+    return DenseCRF(n_labels, terms), features, unary
+
+
+def rise(result, n, n_labels):
+    """The largest rise of the free energy, relative to |F| + N log L."""
+    f = result.free_energies
+    return float((np.diff(f) / (np.abs(f[:-1]) + n * np.log(max(n_labels, 2)))).max(initial=0.0))
+
+
+@pytest.mark.parametrize("algorithm", ["concave", "cccp"])
+@pytest.mark.parametrize("method", ["lattice", "exact"])
+def test_free_energy_never_rises(algorithm, method):
+    """1,000 random models, a third of them hostile; the safeguard must have been needed."""
+    needed = 0
+    for seed in range(N_MODELS):
+        hostile = seed % 3 == 0
+        crf, features, unary = random_model(np.random.default_rng(seed), method, hostile)
+        dtype, limit = (np.float64, 1e-10) if hostile or seed % 2 else (np.float32, 1e-5)
+        result = crf.infer(
+            None, unary.astype(dtype), features=features, algorithm=algorithm, filter=method,
+            max_iter=12, tol=0.0, threads=1,
+        )
+        n, n_labels = unary.shape
+        assert rise(result, n, n_labels) <= limit, f"seed {seed}"
+        assert np.isfinite(result.marginals).all()
+        assert np.abs(result.marginals.sum(-1) - 1).max() < 1e-4
+        needed += result.shifts > 0
+    print(algorithm, method, needed)
+
+
+@pytest.mark.parametrize("algorithm", ["concave", "cccp"])
+def test_safeguard_is_what_makes_hostile_models_descend(algorithm, monkeypatch):
+    """Without the watch the free energy of the same models does rise."""
+    models = [random_model(np.random.default_rng(s), "exact", hostile=True) for s in range(60)]
+
+    def rising():
+        return sum(
+            rise(crf.infer(None, unary, features=features, algorithm=algorithm, max_iter=12,
+                           tol=0.0), *unary.shape) > 1e-6
+            for crf, features, unary in models
+        )
+
+    assert rising() == 0
+    monkeypatch.setattr("crfield.dense.check_guarantee", lambda *arguments: False)
+    assert rising() > 0
+
+
+def small_problem(seed, n=7, n_labels=3):
+    """A two-term model with its kernel matrices, for N small enough to enumerate."""
+    rng = np.random.default_rng(seed)
+    f, g = rng.normal(size=(n, 2)), rng.normal(size=(n, 1))
+    root = rng.normal(size=(n_labels, n_labels))
+    mu = -root @ root.T
+    crf = DenseCRF(n_labels, [
+        Pairwise(FeatureKernel("f", 2, normalization="none"), Potts(1.3)),
+        Pairwise(FeatureKernel("g", 1), Symmetric(mu), weight=0.4),
+    ])
+    pairs = [
+        (reference.kernel_matrix(f), 1.3 * (1 - np.eye(n_labels))),
+        (reference.normalised(reference.kernel_matrix(g), "symmetric"), 0.4 * mu),
+    ]
+    return crf, {"f": f, "g": g}, rng.normal(size=(n, n_labels)), pairs
+
+
+@pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel", "sequential"])
+@pytest.mark.parametrize("seed", range(3))
+def test_free_energy_is_the_objective(algorithm, seed):
+    crf, features, unary, pairs = small_problem(seed)
+    result = crf.infer(None, unary, features=features, algorithm=algorithm, max_iter=4, tol=0.0)
+    q = result.marginals
+    self_pairs = algorithm == "concave"
+    expected = reference.free_energy(q, unary, pairs, self_pairs)
+    assert result.free_energies[-1] == pytest.approx(expected, abs=1e-9)
+    start = reference.free_energy(reference.softmax(-unary), unary, pairs, self_pairs)
+    assert result.free_energies[0] == pytest.approx(start, abs=1e-9)
+    if not self_pairs:
+        divergence = reference.kl_divergence(q, unary, pairs)
+        assert divergence >= 0
+        log_z = reference.log_partition(unary, pairs)
+        assert result.free_energies[-1] + log_z == pytest.approx(divergence, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_updates_match_their_equations(seed):
+    """KK11 eq. 6 and KK13 eq. 10 and 8, four iterations, against plain loops."""
+    crf, features, unary, pairs = small_problem(seed, n=12)
+
+    def message(q, self_pairs):
+        total = np.zeros_like(q)
+        for kernel, mu in pairs:
+            k = kernel if self_pairs else kernel - np.diag(np.diag(kernel))
+            total += k @ q @ mu
+        return total
+
+    expected = {name: reference.softmax(-unary) for name in ("concave", "parallel", "cccp")}
+    own = [np.einsum("i,lk->ilk", np.diag(kernel), mu) for kernel, mu in pairs]
+    for _ in range(4):
+        q = expected
+        q["concave"] = reference.softmax(-unary - message(q["concave"], True))
+        q["parallel"] = reference.softmax(-unary - message(q["parallel"], False))
+        e = unary + message(q["cccp"], True)
+        matrices = sum(own)
+        # Written with P mu P in place of mu: the rest of mu q is a fixed vector plus a constant,
+        # because q sums to one.
+        centring = np.eye(3) - 1 / 3
+        q["cccp"] = np.array([
+            reference.solve_kkt(
+                e[i] - (m - centring @ m @ centring) @ np.full(3, 1 / 3), centring @ m @ centring
+            )
+            for i, m in enumerate(matrices)
+        ])
+    for name, q in expected.items():
+        result = crf.infer(
+            None, unary, features=features, algorithm=name, max_iter=4, tol=0.0, check=True
+        )
+        assert np.abs(result.marginals - q).max() < 1e-9, name
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sequential_and_cccp_share_fixed_points(seed):
+    crf, features, unary, pairs = small_problem(seed, n=10)
+    for algorithm in ("cccp", "sequential"):
+        result = crf.infer(
+            None, unary, features=features, algorithm=algorithm, max_iter=5000, tol=1e-13
+        )
+        assert result.status is InferenceStatus.CONVERGED
+        q = result.marginals
+        total = sum((k - np.diag(np.diag(k))) @ q @ mu for k, mu in pairs)
+        assert np.abs(q - reference.softmax(-unary - total)).max() < 1e-9
+        other = "sequential" if algorithm == "cccp" else "cccp"
+        stays = crf.infer(
+            None, unary, features=features, algorithm=other, init=q, max_iter=20, tol=0.0
+        )
+        assert np.abs(stays.marginals - q).max() < 1e-8
+
+
+def test_energy_counts_every_pair_once():
+    crf, features, unary, pairs = small_problem(0, n=6)
+    for labels in reference.enumerate_states(6, 3)[::37]:
+        assert crf.energy(None, labels, unary, features=features) == pytest.approx(
+            reference.energy(labels, unary, pairs), abs=1e-9
+        )
+
+
+def test_adding_a_constant_to_mu_changes_nothing():
+    crf, features, unary, _ = small_problem(1)
+    shifted = DenseCRF(3, [
+        Pairwise(t.kernel, Symmetric(t.compatibility.matrix(3) + 7.5), t.weight) for t in crf.terms
+    ])
+    for algorithm in ("concave", "cccp", "parallel"):
+        a = crf.infer(None, unary, features=features, algorithm=algorithm)
+        b = shifted.infer(None, unary, features=features, algorithm=algorithm)
+        assert np.abs(a.marginals - b.marginals).max() < 1e-8
+
+
+def test_statuses_and_stopping():
+    crf, features, unary, _ = small_problem(2)
+
+    def infer(**options):
+        return crf.infer(None, unary, features=features, **options)
+
+    assert infer(max_iter=1, tol=0.0).status is InferenceStatus.MAX_ITER
+    done = infer(max_iter=1000, tol=1e-6)
+    assert done.converged
+    assert done.n_iter < 1000
+    assert len(done.free_energies) == done.n_iter + 1
+    seen = []
+    stopped = infer(max_iter=50, tol=0.0, callback=lambda t, q, f: seen.append((t, f)) or t == 3)
+    assert stopped.status is InferenceStatus.CALLBACK
+    assert [t for t, _ in seen] == [1, 2, 3]
+    assert [f for _, f in seen] == pytest.approx(stopped.free_energies[1:])
+    none = infer(max_iter=0)
+    assert np.abs(none.marginals - reference.softmax(-unary)).max() < 1e-12
+    again = infer(init=done.marginals, max_iter=3, tol=1e-4)
+    assert again.n_iter == 1
