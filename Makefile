@@ -10,28 +10,28 @@ demo: install
 	$(BIN)/crfield demo -o $(OUTPUT)
 
 test: install
-	$(BIN)/python -m pip install -q -c constraints.txt ".[test]"
+	$(BIN)/python -m pip install -q -c constraints.txt --group test
 	$(BIN)/python -m pytest
 
 lint: install
-	$(BIN)/python -m pip install -q -c constraints.txt ".[lint]"
+	$(BIN)/python -m pip install -q -c constraints.txt --group lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 bench: install
-	-$(BIN)/python -m pip install -q -c constraints.txt ".[bench]"
+	-$(BIN)/python -m pip install -q -c constraints.txt --group bench
 	$(BIN)/python benchmarks/inference.py
 
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, driven by the Python tests.
 sanitize: install
-	$(BIN)/python -m pip install -q -c constraints.txt ".[test]"
+	$(BIN)/python -m pip install -q -c constraints.txt --group test
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target build/sanitized . \
 	    -C build-dir=build/sanitize -C cmake.define.CRFIELD_SANITIZE=ON -C install.strip=false
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	CRFIELD_RANDOM_MODELS=60 $(BIN)/python -m pytest -p no:cacheprovider \
-	    tests/test_filters.py tests/test_meanfield.py tests/test_native.py tests/test_bad_input.py
+	    tests/test_filters.py tests/test_meanfield.py tests/test_native.py tests/test_bad_input*.py
 
 # A wheel for every Python >= 3.11 that is found and an sdist, each tried in an empty environment.
 wheels:

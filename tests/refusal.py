@@ -13,7 +13,7 @@ def refusal(call, *arguments, **options):
         call(*arguments, **options)
     message = str(caught.value)
     assert "\n" not in message
-    assert len(message) < 400
+    assert len(message) < 500
     assert message.endswith(".")
     assert "; " in message, "a remedy follows the semicolon"
     return message

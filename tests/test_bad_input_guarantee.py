@@ -1,4 +1,4 @@
-"""Models without a guarantee of convergence are refused by name, and run where that is asked for."""
+"""Models without a guarantee of convergence are refused, and run where that is asked for."""
 
 import numpy as np
 import pytest

@@ -18,7 +18,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
         target = Path(os.path.realpath(path))
         taken = target.exists() and not target.is_file()
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot write {str(path)!r}: {error}; choose another name.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"cannot write {str(path)!r}: {str(reason).lower()}; choose another name."
+        ) from None
     if taken:
         raise InputError(f"cannot write {path}: it is not a regular file; choose another name.")
     # The suffix stays last, because the writers choose their format by it.

@@ -20,6 +20,8 @@ LARGEST_COST = float(np.float32(1e30))
 # The compiled core counts labels in 32 bits.
 MAX_LABELS = 2**31 - 1
 
+_LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
 
 class InputError(ValueError):
     """A wrong input; the message says what was expected, what came and what to do."""
@@ -182,6 +184,10 @@ def _check_copy(array: NDArray[Any], name: str, dtype: np.dtype[Any]) -> None:
 
 def available_memory() -> float:
     """Bytes of memory that can be had now, infinity where the system does not say."""
+    return min(_free_memory(), _container_limit())
+
+
+def _free_memory() -> float:
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -193,3 +199,14 @@ def available_memory() -> float:
         return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return math.inf
+
+
+def _container_limit() -> float:
+    """What the container (Linux control group) that this process runs in may use."""
+    for name in _LIMIT_FILES:
+        try:
+            with open(name, encoding="ascii") as text:
+                return float(text.read())
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return math.inf
