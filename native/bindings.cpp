@@ -99,7 +99,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
 
   m.def("add_message",
         [](int kind, Vector<T> values, Matrix<T> x, Scale<T> row_scale, double factor,
-           OutMatrix<T> out, int threads) {
+           bool overwrite, OutMatrix<T> out, int threads) {
           require_threads(threads);
           require(kind >= 0 && kind <= 2, "unknown compatibility");
           const std::size_t n = x.shape(1);
@@ -111,9 +111,22 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
           T* to = out.data();
           nb::gil_scoped_release release;
           add_message<T>(static_cast<Compatibility>(kind), mu, from, scale, static_cast<T>(factor),
-                         x.shape(0), static_cast<int>(n), threads, to);
+                         overwrite, x.shape(0), static_cast<int>(n), threads, to);
         },
-        "kind"_a, "values"_a.noconvert(), "x"_a.noconvert(), "row_scale"_a.noconvert().none(), "factor"_a, "out"_a.noconvert(), "threads"_a);
+        "kind"_a, "values"_a.noconvert(), "x"_a.noconvert(), "row_scale"_a.noconvert().none(), "factor"_a, "overwrite"_a,
+        "out"_a.noconvert(), "threads"_a);
+
+  m.def("center_rows",
+        [](Matrix<T> x, OutMatrix<T> out, int threads) {
+          require_threads(threads);
+          require(x.shape(1) > 0, "x has no columns");
+          require(out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1),
+                  "out has the wrong shape");
+          nb::gil_scoped_release release;
+          return center_rows<T>(x.data(), x.shape(0), static_cast<int>(x.shape(1)), threads,
+                                out.data());
+        },
+        "x"_a.noconvert(), "out"_a.noconvert(), "threads"_a);
 
   m.def("dot",
         [](Matrix<T> a, Matrix<T> b, int threads) {

@@ -215,8 +215,9 @@ template <class V>
 void message_rows(Compatibility kind, const typename Traits<V>::element* values,
                   const typename Traits<V>::element* x,
                   const typename Traits<V>::element* row_scale,
-                  typename Traits<V>::element factor, std::size_t begin, std::size_t end,
-                  std::size_t n_rows, int n_columns, typename Traits<V>::element* out) {
+                  typename Traits<V>::element factor, bool overwrite, std::size_t begin,
+                  std::size_t end, std::size_t n_rows, int n_columns,
+                  typename Traits<V>::element* out) {
   using T = typename Traits<V>::element;
   constexpr int width = Traits<V>::width;
   using Wide = typename Lanes<double, width * 8>::type;
@@ -254,18 +255,34 @@ void message_rows(Compatibility kind, const typename Traits<V>::element* values,
           sum += x[offset + k] * load<V>(values + static_cast<std::size_t>(k) * n_padded + c);
         result = scale * sum;
       }
-      if (c < last) store<V>(out + offset + c, load<V>(out + offset + c) + result);
-      else store_first<V>(out + offset + c, load_first<V>(out + offset + c, tail) + result, tail);
+      T* target = out + offset + c;
+      if (c < last) store<V>(target, overwrite ? result : load<V>(target) + result);
+      else store_first<V>(target, overwrite ? result : load_first<V>(target, tail) + result, tail);
     }
   }
 }
 
 template <class T>
 void message(Compatibility kind, const T* values, const T* x, const T* row_scale, T factor,
-             std::size_t begin, std::size_t end, std::size_t n_rows, int n_columns, T* out) {
+             bool overwrite, std::size_t begin, std::size_t end, std::size_t n_rows, int n_columns,
+             T* out) {
   with_row_vector<T>(n_columns, [&](auto v) {
-    message_rows<decltype(v)>(kind, values, x, row_scale, factor, begin, end, n_rows, n_columns, out);
+    message_rows<decltype(v)>(kind, values, x, row_scale, factor, overwrite, begin, end, n_rows,
+                              n_columns, out);
   });
+}
+
+template <class T>
+double center(const T* x, std::size_t begin, std::size_t end, int n_columns, T* out) {
+  double sum = 0;
+  for (std::size_t i = begin; i < end; ++i) {
+    const T* row = x + i * n_columns;
+    T least = row[0];
+    for (int c = 1; c < n_columns; ++c) least = row[c] < least ? row[c] : least;
+    for (int c = 0; c < n_columns; ++c) out[i * n_columns + c] = row[c] - least;
+    sum += least;
+  }
+  return sum;
 }
 
 template <class T> double dot(const T* a, const T* b, std::size_t begin, std::size_t end) {
@@ -478,7 +495,7 @@ void embed(const double* features, int dim, double* elevated, double* remainder,
 }
 
 template <class T> constexpr Kernels<T> table() {
-  return {splat<T>, slice<T>, blur<T>, add<T>, exact_tile<T>, message<T>, dot<T>, step<T>, embed};
+  return {splat<T>, slice<T>, blur<T>, add<T>, exact_tile<T>, message<T>, center<T>, dot<T>, step<T>, embed};
 }
 
 }  // namespace

@@ -74,9 +74,13 @@ template <class T> struct Kernels {
   // Adds kernel(f_i - f_j) x_j over tile j to the padded rows out_i of tile i (tiles of tile_size).
   void (*exact_tile)(Shape, const TiledPoints<T>&, std::size_t tile_i, std::size_t tile_j,
                      const T* x, int n_columns, T* out);
-  // out_i += factor row_scale_i mu x_i; values: 1, padded_columns, or n_columns rows of padded_columns numbers.
+  // out_i = (overwrite ? 0 : out_i) + factor row_scale_i mu x_i; values: 1, padded_columns, or
+  // n_columns rows of padded_columns numbers.
   void (*message)(Compatibility, const T* values, const T* x, const T* row_scale, T factor,
-                  std::size_t begin, std::size_t end, std::size_t n_rows, int n_columns, T* out);
+                  bool overwrite, std::size_t begin, std::size_t end, std::size_t n_rows,
+                  int n_columns, T* out);
+  // out_i = x_i - min_l x_il; returns the sum of the minima.
+  double (*center)(const T* x, std::size_t begin, std::size_t end, int n_columns, T* out);
   // sum a b in double precision
   double (*dot)(const T* a, const T* b, std::size_t begin, std::size_t end);
   // One update of rows [begin, end); scratch holds 5 padded rows.

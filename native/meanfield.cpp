@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "cpu.hpp"
@@ -172,13 +173,23 @@ StepSums update_coupled(const T* unary, const T* pairwise, const T* old, const U
 
 template <class T>
 void add_message(Compatibility kind, const T* values, const T* x, const T* row_scale, T factor,
-                 std::size_t n_rows, int n_columns, int threads, T* out) {
+                 bool overwrite, std::size_t n_rows, int n_columns, int threads, T* out) {
   const std::size_t rows = kind == Compatibility::matrix ? n_columns : 1;
   const std::vector<T> padded = kind == Compatibility::potts ? std::vector<T>{values[0]}
                                                              : pad_rows(values, rows, n_columns);
   parallel_ranges(n_rows, threads, grain, [&](int, std::size_t begin, std::size_t end) {
-    kernels<T>().message(kind, padded.data(), x, row_scale, factor, begin, end, n_rows, n_columns, out);
+    kernels<T>().message(kind, padded.data(), x, row_scale, factor, overwrite, begin, end, n_rows,
+                         n_columns, out);
   });
+}
+
+template <class T>
+double center_rows(const T* x, std::size_t n_rows, int n_columns, int threads, T* out) {
+  std::vector<double> sums(threads, 0.0);
+  parallel_ranges(n_rows, threads, grain, [&](int part, std::size_t begin, std::size_t end) {
+    sums[part] = kernels<T>().center(x, begin, end, n_columns, out);
+  });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 template <class T> double dot(const T* a, const T* b, std::size_t size, int threads) {
@@ -186,9 +197,7 @@ template <class T> double dot(const T* a, const T* b, std::size_t size, int thre
   parallel_ranges(size, threads, 1 << 14, [&](int part, std::size_t begin, std::size_t end) {
     sums[part] = kernels<T>().dot(a, b, begin, end);
   });
-  double total = 0;
-  for (const double sum : sums) total += sum;
-  return total;
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 template <class T>
@@ -212,8 +221,9 @@ StepSums update_marginals(const T* unary, const T* pairwise, const T* old, const
 }
 
 #define CRFIELD_INSTANTIATE(T)                                                                     \
-  template void add_message(Compatibility, const T*, const T*, const T*, T, std::size_t, int, int, \
-                            T*);                                                                   \
+  template void add_message(Compatibility, const T*, const T*, const T*, T, bool, std::size_t, int, \
+                            int, T*);                                                               \
+  template double center_rows(const T*, std::size_t, int, int, T*);                                 \
   template double dot(const T*, const T*, std::size_t, int);                                       \
   template StepSums update_marginals(const T*, const T*, const T*, const UpdateTerms<T>&,          \
                                      std::size_t, int, int, T*);

@@ -7,10 +7,16 @@
 
 namespace crfield {
 
-// out_i += factor row_scale_i mu x_i. `values` has 1, n_columns or n_columns^2 numbers by kind.
+// out_i = (overwrite ? 0 : out_i) + factor row_scale_i mu x_i. `values` has 1, n_columns or n_columns^2
+// numbers by kind.
 template <class T>
 void add_message(Compatibility kind, const T* values, const T* x, const T* row_scale, T factor,
-                 std::size_t n_rows, int n_columns, int threads, T* out);
+                 bool overwrite, std::size_t n_rows, int n_columns, int threads, T* out);
+
+// out_i = x_i - min_l x_il, which changes no distribution and keeps float32 exact near the minimum;
+// returns the sum of the minima.
+template <class T>
+double center_rows(const T* x, std::size_t n_rows, int n_columns, int threads, T* out);
 
 template <class T> double dot(const T* a, const T* b, std::size_t size, int threads);
 

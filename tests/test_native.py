@@ -102,8 +102,14 @@ def test_message_matches_the_matrix_product(kind, n_labels, dtype):
     ][kind]
     out = rng.normal(size=x.shape).astype(dtype)
     expected = out - 0.5 * scale[:, None] * (x @ mu)
-    _native.add_message(kind, values.astype(dtype), x, scale, -0.5, out, 2)
-    assert np.allclose(out, expected, atol=2e-5 if dtype == np.float32 else 1e-12)
+    fresh = np.full_like(out, np.nan)
+    _native.add_message(kind, values.astype(dtype), x, scale, -0.5, False, out, 2)
+    _native.add_message(kind, values.astype(dtype), x, scale, -0.5, True, fresh, 2)
+    atol = 2e-5 if dtype == np.float32 else 1e-12
+    assert np.allclose(out, expected, atol=atol)
+    assert np.allclose(fresh, -0.5 * scale[:, None] * (x @ mu), atol=atol)
+    assert _native.center_rows(x, fresh, 2) == pytest.approx(x.min(1).sum(), abs=1e-4)
+    assert np.array_equal(fresh, x - x.min(1, keepdims=True))
 
 
 def test_arguments_are_checked_by_the_bindings():

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield import _native
 from crfield._parallel import thread_count
 from crfield._validate import (
     LARGEST_COST,
@@ -179,9 +180,8 @@ class DenseCRF:
         start = None if init is None else self._check_init(init, costs, layout, observation)
 
         flat = observation.select(costs.reshape(-1, self.n_labels))
-        lowest = flat.min(1, keepdims=True)
-        centred = np.ascontiguousarray(flat - lowest)
-        offset = float(lowest.sum(dtype=np.float64))
+        centred = np.empty_like(flat)
+        offset = _native.center_rows(flat, centred, n_threads)
         report = None if callback is None else _with_offset(callback, offset)
         terms = self._build_terms(observation, costs.dtype, filter, filter_tol, n_threads)
         guarded = check_guarantee(terms, algorithm, self.n_labels, check)

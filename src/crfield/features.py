@@ -58,12 +58,14 @@ class Observation:
         """Positions (N, d) of the variables in units of the spacing, first grid axis first."""
         if self.positions is not None:
             return self.select(self.positions)
-        axes = np.indices(self.grid, dtype=np.float64).reshape(len(self.grid), -1).T
-        axes = self.select(axes)
-        if self.spacing is None:
-            return axes
-        with np.errstate(over="ignore"):  # the kernel refuses what is too large
-            return np.asarray(axes * self.spacing)
+        d = len(self.grid)
+        points = np.empty((*self.grid, d))
+        for axis, length in enumerate(self.grid):
+            step = 1.0 if self.spacing is None else self.spacing[axis]
+            with np.errstate(over="ignore"):  # the kernel refuses what is too large
+                along = step * np.arange(length)
+            points[..., axis] = along.reshape([-1 if a == axis else 1 for a in range(d)])
+        return self.select(points.reshape(-1, d))
 
     def colors(self, space: str, scale: float | None) -> NDArray[np.float64]:
         """Image values (N, C) of the variables in the asked colour space.

@@ -294,7 +294,7 @@ def _divide(
             scaled = values / widths
         else:
             scaled = np.linalg.solve(np.linalg.cholesky(widths), values.T).T
-        largest = float(np.abs(scaled).max()) if scaled.size else 0.0
+        largest = max(float(scaled.max()), -float(scaled.min())) if scaled.size else 0.0
     if not largest <= _LARGEST_FEATURE:
         raise InputError(
             f"{name} must not be smaller than 1/{_LARGEST_FEATURE:.1e} of the values it divides, "

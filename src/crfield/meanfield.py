@@ -63,7 +63,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class State:
-    """Marginals, their pairwise message Psi q and their free energy."""
+    """Marginals, their pairwise message Psi q and their free energy.
+
+    The arrays belong to the `Problem` and are overwritten two steps later.
+    """
 
     marginals: FloatArray
     message: FloatArray
@@ -106,22 +109,28 @@ class Problem:
         ]
         self._update_mu = np.concatenate([np.empty(0), *map(np.ravel, parts)]).astype(dtype)
         self._filtered = np.empty_like(unary)
+        # Two sets of buffers, the state before a step and after it: fresh pages cost more than the
+        # arithmetic.
+        self._buffers = [(np.empty_like(unary), np.empty_like(unary)) for _ in range(2)]
 
     def start(self, marginals: FloatArray | None) -> State:
         """The state at the given marginals, or at softmax(-u)."""
         if marginals is None:
-            zeros = np.zeros_like(self.unary)
-            q, sums = self._solve(zeros, zeros, 0.0, plain=True)
-            return self._complete(q, sums)
+            (q, message), (zeros, _) = self._buffers
+            zeros.fill(0.0)
+            sums = self._solve(zeros, zeros, 0.0, q, plain=True)
+            return self._complete(q, message, sums)
         positive = np.where(marginals > 0, marginals, 1.0).astype(np.float64)
         entropy = float((marginals * np.log(positive)).sum(dtype=np.float64))
         linear = _native.dot(marginals, self.unary, self._threads)
-        return self._complete(marginals, (entropy, linear, math.inf))
+        return self._complete(marginals, self._buffers[0][1], (entropy, linear, math.inf))
 
     def step(self, old: State, shift: float) -> State:
         """The update from `old`; `shift` is the extra strength as a share of |K|'s bound."""
+        q, message = self._buffers[old.message is self._buffers[0][1]]
         plain = shift == 0.0 and not self._convex_self_pairs
-        return self._complete(*self._solve(old.message, old.marginals, shift, plain=plain))
+        sums = self._solve(old.message, old.marginals, shift, q, plain=plain)
+        return self._complete(q, message, sums)
 
     def rounding(self, free_energy: float) -> float:
         """By how much F may seem to rise without having risen."""
@@ -130,27 +139,33 @@ class Problem:
         return _ROUNDING[self.unary.dtype.name] * float(scale)
 
     def _solve(
-        self, message: FloatArray, old: FloatArray, shift: float, *, plain: bool
-    ) -> tuple[FloatArray, tuple[float, float, float]]:
-        out = np.empty_like(self.unary)
+        self, message: FloatArray, old: FloatArray, shift: float, out: FloatArray, *, plain: bool
+    ) -> tuple[float, float, float]:
         shifts = [0.0 if shift == 0.0 else shift * t.operator.spectral_bound() for t in self.terms]
-        sums = _native.update_marginals(
+        return _native.update_marginals(
             self.unary, message, old,
             [] if plain else self._strengths,
             np.array([] if plain else shifts, self.unary.dtype),
             self._update_mu[:0] if plain else self._update_mu,
             self._coupled and not plain, out, self._threads,
         )
-        return out, sums
 
-    def _complete(self, q: FloatArray, sums: tuple[float, float, float]) -> State:
-        message = np.zeros_like(q)
-        for term, mu, diagonal in zip(self.terms, self._mu, self._diagonals, strict=True):
-            code = term.compatibility.native_code
+    def _complete(
+        self, q: FloatArray, message: FloatArray, sums: tuple[float, float, float]
+    ) -> State:
+        """The state at q: its message goes to `message`, its entropy and linear term are known."""
+        if not self.terms:
+            message.fill(0.0)
+        for number, term in enumerate(self.terms):
+            code, mu, diagonal = (
+                term.compatibility.native_code, self._mu[number], self._diagonals[number]
+            )
             term.operator.apply(q, out=self._filtered)
-            _native.add_message(code, mu, self._filtered, None, 1.0, message, self._threads)
+            _native.add_message(
+                code, mu, self._filtered, None, 1.0, number == 0, message, self._threads
+            )
             if diagonal is not None:
-                _native.add_message(code, mu, q, diagonal, -1.0, message, self._threads)
+                _native.add_message(code, mu, q, diagonal, -1.0, False, message, self._threads)
         entropy, linear, change = sums
         free_energy = entropy + linear + 0.5 * _native.dot(q, message, self._threads)
         return State(q, message, free_energy, change)

@@ -1,0 +1,57 @@
+"""Costs from labels, probabilities, logits and logistic features."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crfield import (
+    InputError,
+    unary_from_features,
+    unary_from_labels,
+    unary_from_logits,
+    unary_from_probabilities,
+)
+
+
+@given(n_labels=st.integers(2, 9), confidence=st.floats(0.05, 0.99), seed=st.integers(0, 999))
+def test_labels(n_labels, confidence, seed):
+    labels = np.random.default_rng(seed).integers(0, n_labels, (5, 6))
+    labels[2, 3] = 255
+    p = np.exp(-unary_from_labels(labels, n_labels, confidence=confidence).astype(float))
+    assert np.allclose(p.sum(-1), 1.0, atol=1e-5)
+    known = labels != 255
+    chosen = np.take_along_axis(p, np.where(known, labels, 0)[..., None], -1)[..., 0]
+    assert np.allclose(chosen[known], confidence, atol=1e-5)
+    assert np.allclose(p[2, 3], 1.0 / n_labels, atol=1e-6)
+
+
+def test_unknown_may_be_any_value_or_none():
+    labels = np.array([[0, 1, 2]])
+    flat = unary_from_labels(labels, 3, unknown=1)
+    assert np.allclose(flat[0, 1], np.log(3))
+    assert np.ptp(unary_from_labels(labels, 3, unknown=None)[0, 1]) > 0
+    with pytest.raises(InputError, match="got 255 at index"):
+        unary_from_labels(np.array([[0, 255]]), 3, unknown=None)
+
+
+def test_probabilities_are_clipped_and_scaled():
+    p = np.array([[1.0, 0.0], [0.25, 0.75]])
+    assert np.allclose(unary_from_probabilities(p, clip=1e-3)[0, 1], -np.log(1e-3))
+    assert np.allclose(unary_from_probabilities(p, scale=0.5)[1], -0.5 * np.log(p[1]))
+    assert unary_from_probabilities(p).dtype == np.float64
+    assert unary_from_probabilities(p.astype(np.float32)).dtype == np.float32
+
+
+def test_logits_and_features_are_log_linear():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(3, 4, 5)) * 30
+    p = np.exp(-unary_from_logits(z))
+    assert np.allclose(p.reshape(-1, 5), reference.softmax(z.reshape(-1, 5)), atol=1e-12)
+    h, weights = rng.normal(size=(3, 4, 6)), rng.normal(size=(5, 6))
+    assert np.allclose(unary_from_features(h, weights), np.einsum("abf,lf->abl", h, weights))
+    with pytest.raises(InputError, match="one row of weights a label"):
+        unary_from_features(h, weights.T)
