@@ -30,7 +30,7 @@ sanitize: install
 	    -C build-dir=build/sanitize -C cmake.define.CRFIELD_SANITIZE=ON -C install.strip=false
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	CRFIELD_RANDOM_MODELS=60 $(BIN)/python -m pytest -p no:cacheprovider \
+	CRFIELD_RANDOM_MODELS=60 CRFIELD_EXAMPLES=10 $(BIN)/python -m pytest -p no:cacheprovider \
 	    tests/test_filters.py tests/test_meanfield.py tests/test_native.py tests/test_bad_input*.py
 
 # A wheel for every Python >= 3.11 that is found and an sdist, each tried in an empty environment.

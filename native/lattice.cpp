@@ -286,15 +286,13 @@ void Lattice<T>::apply(const T* x, const T* pre, const T* post, int n_columns, i
   });
 }
 
-// The vertex reached from `start` by one step (forward or backward) along each axis of `axes`, axes in
-// increasing order or reversed; 0 if a vertex on the way is not occupied.
+// The vertex reached from `start` by one step (forward or backward) along each axis of `axes` in
+// increasing order; 0 if a vertex on the way is not occupied.
 template <class T>
-std::int32_t Lattice<T>::walk(std::int32_t start, std::uint32_t axes, bool forward,
-                              bool reversed) const {
-  for (int k = 0; k <= dim_ && start != 0; ++k) {
-    const int axis = reversed ? dim_ - k : k;
-    if (axes >> axis & 1u)
-      start = neighbour_[(static_cast<std::size_t>(axis) * (n_vertices_ + 1) + start) * 2 + forward];
+std::int32_t Lattice<T>::walk(std::int32_t start, std::uint32_t axes, bool forward) const {
+  for (; axes != 0 && start != 0; axes &= axes - 1) {
+    const auto axis = static_cast<std::size_t>(std::countr_zero(axes));
+    start = neighbour_[(axis * (n_vertices_ + 1) + start) * 2 + forward];
   }
   return start;
 }
@@ -302,7 +300,8 @@ std::int32_t Lattice<T>::walk(std::int32_t start, std::uint32_t axes, bool forwa
 // gram[a, b] = blur from vertex a to vertex b of one simplex. Vertex c + 1 (cyclically) lies one step
 // forward of vertex c along one axis, and one step along every axis returns to the start. So b is
 // reached from a in two ways: forward along the axes from a to b, or backward along all the others;
-// and a from itself in three: not moving, or once along every axis, forward or backward.
+// and a from itself in three: not moving, or once along every axis, forward or backward. The reversed
+// order of the axes gives the transpose, so only the quadratic form of one order is needed.
 template <class T>
 void Lattice<T>::simplex_gram(const std::int32_t* vertex, double* gram) const {
   const int corners = dim_ + 1;
@@ -311,16 +310,14 @@ void Lattice<T>::simplex_gram(const std::int32_t* vertex, double* gram) const {
   std::uint32_t seen = 0;
   for (int c = 0; c < dim_; ++c) {
     int axis = 0;
-    while (walk(vertex[c], 1u << axis, true, false) != vertex[c + 1]) ++axis;
+    while (walk(vertex[c], 1u << axis, true) != vertex[c + 1]) ++axis;
     axis_after[c] = 1u << axis;
     seen |= axis_after[c];
   }
   axis_after[dim_] = all & ~seen;
   const auto path = [&](int a, std::uint32_t axes, bool forward) {
-    const int steps = std::popcount(axes);
-    const int open = (walk(vertex[a], axes, forward, false) != 0) +
-                     (walk(vertex[a], axes, forward, true) != 0);
-    return 0.5 * open * std::ldexp(1.0, -(corners + steps));  // 1/4 a step, 1/2 an axis not moved on
+    // 1/4 a step, 1/2 an axis not moved along
+    return walk(vertex[a], axes, forward) ? 1.0 / (1ull << (corners + std::popcount(axes))) : 0.0;
   };
   for (int a = 0; a < corners; ++a) {
     gram[a * corners + a] = path(a, 0, true) + path(a, all, true) + path(a, all, false);
@@ -333,7 +330,7 @@ void Lattice<T>::simplex_gram(const std::int32_t* vertex, double* gram) const {
 }
 
 template <class T> void Lattice<T>::diagonal(int threads, T* out) const {
-  const std::size_t corners = dim_ + 1, n_cached = 4096;
+  const std::size_t corners = dim_ + 1, n_cached = 8192;
   parallel_ranges(n_points_, threads, 256, [&](int, std::size_t begin, std::size_t end) {
     // Many points share a simplex: remember the latest ones, by a hash of their vertices.
     std::vector<const std::int32_t*> owner(n_cached, nullptr);

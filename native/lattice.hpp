@@ -39,7 +39,7 @@ template <class T> class Lattice {
  private:
   template <std::size_t Words> void build(const T* features, const KeyLayout& layout, int threads);
   void blur(const T* in, bool reversed, int n_columns, int threads, T* spare, T* out) const;
-  std::int32_t walk(std::int32_t start, std::uint32_t axes, bool forward, bool reversed) const;
+  std::int32_t walk(std::int32_t start, std::uint32_t axes, bool forward) const;
   void simplex_gram(const std::int32_t* vertex, double* gram) const;
 
   std::size_t n_points_, n_vertices_ = 0;

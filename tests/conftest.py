@@ -8,6 +8,8 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 from hypothesis import settings  # noqa: E402
 
+EXAMPLES = int(os.environ.get("CRFIELD_EXAMPLES", "60"))
+
 # Examples are the same in every run, and nothing depends on how fast the machine is.
-settings.register_profile("crfield", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("crfield", deadline=None, derandomize=True, max_examples=EXAMPLES)
 settings.load_profile("crfield")

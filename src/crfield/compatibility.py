@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_count, as_floats, as_scalar
+from crfield._validate import InputError, as_count, as_floats, as_scalar, check_memory
 
 # Eigenvalues of a learned or rounded mu are trusted to this share of its norm.
 _RELATIVE_TOLERANCE = 1e-9
@@ -78,6 +78,7 @@ class Potts(Compatibility):
         object.__setattr__(self, "weight", as_scalar(self.weight, "weight"))
 
     def matrix(self, n_labels: int) -> Matrix:
+        _check_room(n_labels)
         return self.weight * (1.0 - np.eye(n_labels))
 
     def native_values(self, n_labels: int) -> Matrix:
@@ -105,6 +106,7 @@ class Diagonal(Compatibility):
         object.__setattr__(self, "alpha", alpha.copy())
 
     def matrix(self, n_labels: int) -> Matrix:
+        _check_room(n_labels)
         return -np.diag(self.alpha)
 
     def native_values(self, n_labels: int) -> Matrix:
@@ -180,6 +182,13 @@ class Symmetric(Compatibility):
 COMPATIBILITIES: dict[str, type[Compatibility]] = {
     c.kind: c for c in (Potts, Diagonal, Symmetric)
 }
+
+
+def _check_room(n_labels: int) -> None:
+    check_memory(
+        32.0 * n_labels**2, f"A matrix of {n_labels} by {n_labels} labels",
+        "use fewer labels, or an algorithm that needs none",
+    )
 
 
 def center(mu: Matrix) -> Matrix:

@@ -116,6 +116,11 @@ def observe(
                 f"got {np.shape(values)}; give one row of features a variable."
             )
         named[name] = array
+    if positions is not None and spacing is not None:
+        raise InputError(
+            "spacing belongs to a grid and positions to points, got both; "
+            "multiply the positions by the spacing and drop it."
+        )
     return Observation(
         grid=grid,
         image=None if image is None else _check_image(image, grid),

@@ -1,8 +1,8 @@
 """Models on disk: safetensors for the numbers, JSON for the structure, nothing that executes.
 
-The file's metadata holds one JSON document (`crfield`) that describes the model and names the
-tensors it refers to, and a SHA-256 of that document and all tensors (`sha256`), so that a file that
-was truncated or altered is refused.
+The file's metadata holds one JSON document (`crfield`): a description of the model that names the
+tensors it refers to, and a SHA-256 of the description and all tensors, so that a file that was
+truncated or altered is refused. The same model gives the same bytes.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ def save_model(path: str | os.PathLike[str], n_labels: int, terms: Iterable[Term
         }
         for number, (kernel, compatibility, weight) in enumerate(terms)
     ]
-    document = json.dumps(
-        {"format": FORMAT, "version": VERSION, "n_labels": n_labels, "terms": entries},
-        sort_keys=True,
-    )
-    data = save(tensors, {"crfield": document, "sha256": _digest(document, tensors)})
+    model = {"format": FORMAT, "version": VERSION, "n_labels": n_labels, "terms": entries}
+    # One key, because safetensors writes several in no fixed order.
+    document = {"model": model, "sha256": _digest(model, tensors)}
+    data = save(tensors, {"crfield": json.dumps(document, sort_keys=True)})
     with atomic_path(_as_path(path)) as temporary:
         temporary.write_bytes(data)
 
@@ -74,7 +73,8 @@ def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts]]:
         )
     try:
         content = json.loads(document)
-        kind, version = content["format"], int(content["version"])
+        model = content["model"]
+        kind, version = model["format"], int(model["version"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise _damaged(path, "its description is not valid") from None
     if kind != FORMAT:
@@ -84,7 +84,7 @@ def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts]]:
             f"{path} has format version {version}, this crfield reads up to {VERSION}; "
             "upgrade crfield to open it."
         )
-    if metadata.get("sha256") != _digest(document, tensors):
+    if content.get("sha256") != _digest(model, tensors):
         raise _damaged(path, "its checksum does not match its content")
     try:
         terms = [
@@ -93,9 +93,9 @@ def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts]]:
                 _restore(entry["compatibility"], COMPATIBILITIES, tensors),
                 entry["weight"],
             )
-            for entry in content["terms"]
+            for entry in model["terms"]
         ]
-        return content["n_labels"], terms
+        return model["n_labels"], terms
     except (KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, f"its description is incomplete ({error!r})") from None
 
@@ -124,8 +124,8 @@ def _restore(entry: dict[str, Any], known: dict[str, Any], tensors: Tensors) -> 
     return known[entry["kind"]](**arguments)
 
 
-def _digest(document: str, tensors: Tensors) -> str:
-    digest = hashlib.sha256(document.encode())
+def _digest(model: dict[str, Any], tensors: Tensors) -> str:
+    digest = hashlib.sha256(json.dumps(model, sort_keys=True).encode())
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())

@@ -8,10 +8,11 @@ import numpy as np
 
 from crfield import _native
 from crfield._parallel import thread_count
-from crfield._validate import FloatArray, InputError
+from crfield._validate import FloatArray, InputError, check_memory
 from crfield.filters.base import NormalizedFilter
 
 MAX_DIM = 16
+_LARGE = 2.0**30
 
 
 class LatticeFilter(NormalizedFilter):
@@ -36,6 +37,18 @@ class LatticeFilter(NormalizedFilter):
         # the Gaussian's mass is (2 pi)^(D/2).
         scale = (4.0 * math.pi / 3.0) ** (dim / 2.0) * math.sqrt(dim + 1.0)
         super().__init__(native, n, features.dtype, normalization, threads, scale=scale)
+
+    def _run(
+        self, x: FloatArray, pre: FloatArray | None, post: FloatArray | None,
+        out: FloatArray | None,
+    ) -> FloatArray:
+        # A lattice for very narrow kernels has more vertices than there are variables.
+        tables = 4.0 * self.n_vertices * x.shape[-1] * self.dtype.itemsize
+        if tables > _LARGE:
+            check_memory(
+                tables, f"A lattice of {self.n_vertices} vertices", "use wider kernels or tiles"
+            )
+        return super()._run(x, pre, post, out)
 
     def _native_diagonal(self) -> FloatArray:
         out = np.empty(self.n_variables, self.dtype)
