@@ -1,8 +1,8 @@
 """Constants for `crfield.refine`, chosen on one half of real data and reported on the other.
 
 Hard labels: a network's predictions on voc_sbd100, chosen on the first 50 images, reported on the
-last 50. Probabilities: msrc21's unaries, chosen on every third image of learn.txt, reported on every
-other image of eval.txt. A plain grid; learning the constants by gradient is another experiment's job.
+last 50. Probabilities: msrc21's unaries, chosen on every third image of learn.txt, reported on
+every other image of eval.txt. A plain grid: nothing is learned by gradient here.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def score(cases: list[Case], setting: dict[str, Any] | None) -> NDArray[np.int64
         return confusion_matrix(case.truth, labels, N_LABELS)
 
     with ThreadPoolExecutor(usable_cores()) as pool:
-        return np.sum(list(pool.map(one, cases)), axis=0)
+        return np.asarray(np.sum(list(pool.map(one, cases)), axis=0))
 
 
 def describe(setting: dict[str, Any] | None) -> str:
@@ -135,15 +135,14 @@ def choose(title: str, chosen_on: list[Case], reported_on: list[Case], soft: boo
         scored.append((mean_iou(score(chosen_on, setting)), setting))
         print(f"{100 * scored[-1][0]:.2f}  {describe(setting)}", flush=True)
     best = sorted(scored, key=lambda entry: -entry[0])[:SHOWN]
-    rows = [
-        [describe(setting), f"{100 * value:.2f}"]
-        for value, setting in [(mean_iou(score(chosen_on, None)), None), scored[0], *best]
-    ]
+    rows = [[describe(None), f"{100 * mean_iou(score(chosen_on, None)):.2f}"]]
+    rows += [[describe(setting), f"{100 * value:.2f}"] for value, setting in [scored[0], *best]]
     held_out = []
-    for name, setting in (("", None), ("customary: ", scored[0][1]), ("chosen: ", best[0][1])):
-        confusion = score(reported_on, setting)
+    candidate: dict[str, Any] | None
+    for name, candidate in (("", None), ("customary: ", scored[0][1]), ("chosen: ", best[0][1])):
+        confusion = score(reported_on, candidate)
         held_out.append([
-            name + describe(setting), f"{100 * mean_iou(confusion):.2f}",
+            name + describe(candidate), f"{100 * mean_iou(confusion):.2f}",
             f"{100 * pixel_accuracy(confusion):.2f}",
         ])
     return [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference
 
+import reference
 from crfield import Bilateral, DenseCRF, FeatureKernel, Pairwise, Potts, Spatial
 from crfield.features import observe, rgb_to_lab
 from crfield.filters import make_filter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
@@ -47,6 +48,24 @@ def test_every_form_of_segmentation_gives_the_same_labels():
     ]
     for form in forms:
         assert (form.labels != expected).mean() < 0.002
+
+
+def test_pillow_pictures_are_taken_as_a_person_sees_them():
+    image, _, shifted = two_squares()
+    expected = refine(image, shifted).marginals
+    picture = Image.fromarray(image)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored on its side: a viewer turns it by 90 degrees clockwise
+    stream = io.BytesIO()
+    picture.transpose(Image.Transpose.ROTATE_90).save(stream, "PNG", exif=exif)
+    opaque = picture.copy()
+    opaque.putalpha(255)
+    for same in (Image.open(stream), opaque):
+        assert np.array_equal(refine(same, shifted).marginals, expected)
+    palette = picture.quantize(16)
+    assert np.array_equal(
+        refine(palette, shifted).marginals, refine(palette.convert("RGB"), shifted).marginals
+    )
 
 
 def test_ids_of_the_label_map_are_kept():

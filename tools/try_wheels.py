@@ -1,7 +1,8 @@
 """Wheels for every Python >= 3.11 found here and an sdist, each tried in an empty environment.
 
 A wheel built for the stable ABI (Python >= 3.12) is also installed into every later Python. In each
-environment the package is imported and refines an image, away from the source tree.
+environment the package is imported and refines an image, away from the source tree; then the whole
+test suite runs against the installed wheel.
 """
 
 from __future__ import annotations
@@ -52,17 +53,29 @@ def run(*command: str | Path, cwd: Path | None = None) -> None:
     done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"failed: {' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}")
-    print(done.stdout, end="" if len(done.stdout) < 300 else "\n")
+    print("".join(done.stdout.splitlines(keepends=True)[-1:]), end="", flush=True)
 
 
-def try_install(python: str, package: Path, folder: Path) -> None:
-    """Install one file into a fresh environment and use it from an empty folder."""
+def try_install(python: str, package: Path, folder: Path) -> Path:
+    """Install one file into a fresh environment, use it from an empty folder; its Python."""
     environment = folder / f"try-{Path(package).name}-{Path(python).parent.parent.name}"
     run(python, "-m", "venv", environment)
     bin_folder = environment / ("Scripts" if os.name == "nt" else "bin")
     run(bin_folder / "python", "-m", "pip", "install", "-q", package)
     run(bin_folder / "python", "-c", SMOKE, package.name, cwd=folder)
     run(bin_folder / "crfield", "--version", cwd=folder)
+    return bin_folder / "python"
+
+
+def run_tests(python: Path, folder: Path) -> None:
+    """The test suite against an installed package."""
+    run(python, "-m", "pip", "install", "-q", "--upgrade", "pip")
+    group = f"{ROOT / 'pyproject.toml'}:test"
+    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", "--group", group)
+    run(
+        python, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-p", "no:cacheprovider",
+        ROOT / "tests", cwd=folder,
+    )
 
 
 def main() -> None:
@@ -89,7 +102,7 @@ def main() -> None:
                 stable = wheel if "abi3" in wheel.name else None
             else:
                 wheel = stable
-            try_install(python, wheel, folder)
+            run_tests(try_install(python, wheel, folder), folder)
         (sdist,) = dist.glob("*.tar.gz")
         try_install(next(iter(pythons.values())), sdist, folder)
     for package in sorted(dist.iterdir()):

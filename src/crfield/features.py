@@ -131,6 +131,15 @@ def observe(
     )
 
 
+def image_array(image: Any) -> NDArray[Any]:
+    """An image as an array of real numbers; Pillow pictures upright and without transparency."""
+    if type(image).__module__.startswith("PIL."):
+        from crfield._pillow import picture_pixels
+
+        return picture_pixels(image)
+    return as_array(image, "image")
+
+
 def rgb_to_lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
     """CIE Lab (D65) of sRGB values (N, 3) in 0..255; L in 0..100, a and b about -100..100."""
     if rgb.shape[1] != 3:
@@ -154,7 +163,7 @@ def rgb_to_lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _check_image(image: Any, grid: tuple[int, ...]) -> NDArray[Any]:
-    array = as_array(image, "image")
+    array = image_array(image)
     if array.shape != grid and array.shape[:-1] != grid:
         hint = "give image and unary of one size"
         if looks_swapped(array.shape, grid):

@@ -28,6 +28,7 @@ from crfield._arrayfiles import (
     write_tiff_volume,
 )
 from crfield._atomicfile import atomic_path
+from crfield._pillow import picture_pixels
 from crfield._validate import InputError
 
 DEFAULT_MAX_PIXELS = 100_000_000
@@ -86,9 +87,8 @@ def read_image(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
         if (volume := _read_volume(path, max_pixels)) is not None:
             return replace(volume, array=_real_pixels(path, volume.array))
         with _open_picture(path, max_pixels) as picture:
-            upright = ImageOps.exif_transpose(picture)
             turned = picture.getexif().get(0x0112, 1) != 1
-            array = _plain_pixels(upright)
+            array = picture_pixels(picture)
     return ImageFile(path, array, array.shape[:2], turned=turned)
 
 
@@ -290,22 +290,6 @@ def _read_volume(path: Path, max_pixels: int) -> ImageFile | None:
         if several_pages:
             return ImageFile(path, *read_tiff_volume(path, max_pixels))
     return None
-
-
-def _plain_pixels(picture: Image.Image) -> npt.NDArray[Any]:
-    """Grey `(H, W)` or RGB `(H, W, 3)` pixels; what is transparent shows white."""
-    if picture.has_transparency_data:
-        coloured = picture.convert("RGBA")
-        white = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(white, coloured).convert("RGB")
-    elif picture.mode == "1":
-        picture = picture.convert("L")
-    elif picture.mode not in ("L", "RGB", "I", "F") and "I;16" not in picture.mode:
-        picture = picture.convert("RGB")
-    pixels = np.array(picture)
-    if picture.mode == "I" and pixels.min() >= 0 and pixels.max() <= 65535:
-        return pixels.astype(np.uint16)
-    return pixels.astype(pixels.dtype.newbyteorder("="))
 
 
 def _real_pixels(path: Path, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -20,6 +20,7 @@ from crfield._validate import (
 )
 from crfield.compatibility import Potts
 from crfield.dense import LAYOUTS, DenseCRF, Pairwise
+from crfield.features import image_array
 from crfield.kernels import Bilateral, Spatial
 from crfield.meanfield import Callback
 from crfield.results import InferenceResult
@@ -81,7 +82,7 @@ def refine(
         )
     values = as_array(probabilities_or_labels, "probabilities_or_labels")
     if image is not None:
-        image = as_array(image, "image")
+        image = image_array(image)
     if values.dtype.kind in "iub":
         _refuse_colours(values, image)
         if model is not None and n_labels is None:
