@@ -21,7 +21,7 @@ import crfield
 from crfield import _native
 from crfield._parallel import usable_cores
 from crfield.imagefiles import read_image, read_labels
-from crfield.refinement import customary_model
+from crfield.refinement import potts_model
 
 try:
     from pydensecrf import densecrf as pydensecrf
@@ -48,7 +48,7 @@ class Setting:
     def model(self, n_labels: int) -> crfield.DenseCRF:
         """The setting as a crfield model."""
         width, weight = self.spatial or (None, 0.0)
-        return customary_model(
+        return potts_model(
             n_labels, width, weight, self.bilateral[:2], self.bilateral[2]
         )
 

@@ -62,7 +62,7 @@ def test_shell_examples(scene, tmp_path, monkeypatch, capsys):
         Path(folder).mkdir()
     Path("photos/cat.jpg").write_bytes(Path("photo.jpg").read_bytes())
     Path("masks/cat.png").write_bytes(Path("mask.png").read_bytes())
-    volume = nibabel.Nifti1Image(scene["volume"].astype(np.float32), np.eye(4))
+    volume = nibabel.Nifti1Image(scene["volume"].T.astype(np.float32), np.eye(4))
     nibabel.save(volume, "scan.nii.gz")
     np.save("probs.npy", scene["volume_probabilities"].astype(np.float32))
     commands = [
@@ -72,8 +72,4 @@ def test_shell_examples(scene, tmp_path, monkeypatch, capsys):
     assert len(commands) >= 4
     for words in commands:
         words = [word for word in words[1:] if word not in (">", "report.json")]
-        if "--help" in words:
-            with pytest.raises(SystemExit, match="0"):
-                main(words)
-        else:
-            assert main(words) == 0, (words, capsys.readouterr().err)
+        assert main(words) == 0, (words, capsys.readouterr().err)

@@ -26,6 +26,11 @@ from crfield.meanfield import Callback
 from crfield.results import InferenceResult
 from crfield.unary import UNKNOWN, unary_from_labels, unary_from_probabilities
 
+# Chosen on real images by experiments/refine_defaults.py, like the other constants of `refine`:
+# hard labels say less about where a border lies than probabilities do.
+BILATERAL_FOR_LABELS = (30.0, 5.0)
+BILATERAL_FOR_PROBABILITIES = (60.0, 8.0)
+
 
 def refine(
     image: Any,
@@ -34,14 +39,14 @@ def refine(
     model: DenseCRF | None = None,
     spatial: Any = 3.0,
     spatial_weight: float = 3.0,
-    bilateral: Any = (80.0, 13.0),
-    bilateral_weight: float = 10.0,
+    bilateral: Any = "auto",
+    bilateral_weight: float = 6.0,
     algorithm: str = "concave",
     filter: str = "auto",
     max_iter: int = 10,
     tol: float = 1e-3,
     threads: int | None = None,
-    confidence: float = 0.7,
+    confidence: float = 0.9,
     unknown: int | None = UNKNOWN,
     n_labels: int | None = None,
     layout: str = "channels_last",
@@ -56,10 +61,10 @@ def refine(
     image : (H, W) or (H, W, C) array of any numeric type, a volume (Z, H, W[, C]), or a PIL image.
     probabilities_or_labels : floats (*grid, L) that sum to 1 over the labels, floats (*grid,) in
         [0, 1] for the foreground of two labels, or a label map of whole numbers (*grid,).
-    model : a `DenseCRF`, for instance a learned one, instead of the two customary terms:
+    model : a `DenseCRF`, for instance a learned one, instead of two Potts terms:
     spatial, spatial_weight : width in pixels and weight of the smoothness term; None drops it.
     bilateral, bilateral_weight : (pixels, colour) widths and weight of the term that follows the
-        image; None drops it.
+        image; "auto" is (30, 5) for label maps and (60, 8) for probabilities, None drops it.
     confidence, unknown, n_labels : for label maps: the probability that a label is right, the value
         that marks pixels without one (None: there is none), and the number of labels if the map
         does not show them all.
@@ -92,7 +97,9 @@ def refine(
         ids, unary = None, _costs_of_probabilities(values, image, layout)
     count = unary.shape[-1]
     if model is None:
-        model = customary_model(count, spatial, spatial_weight, bilateral, bilateral_weight)
+        if isinstance(bilateral, str) and bilateral == "auto":
+            bilateral = BILATERAL_FOR_PROBABILITIES if ids is None else BILATERAL_FOR_LABELS
+        model = potts_model(count, spatial, spatial_weight, bilateral, bilateral_weight)
     elif model.n_labels != count:
         raise InputError(
             f"the model has {model.n_labels} labels, the segmentation {count}; "
@@ -105,11 +112,10 @@ def refine(
     return result if ids is None else dataclasses.replace(result, label_ids=ids)
 
 
-def customary_model(
-    n_labels: int, spatial: Any = 3.0, spatial_weight: float = 3.0,
-    bilateral: Any = (80.0, 13.0), bilateral_weight: float = 10.0,
+def potts_model(
+    n_labels: int, spatial: Any, spatial_weight: float, bilateral: Any, bilateral_weight: float
 ) -> DenseCRF:
-    """Potts terms on positions and on positions and colours, with the customary constants."""
+    """A Potts term on positions and one on positions and colours; None drops a term."""
     terms = []
     if spatial is not None:
         terms.append(Pairwise(Spatial(spatial), Potts(spatial_weight)))
@@ -119,7 +125,7 @@ def customary_model(
         except (TypeError, ValueError):
             raise InputError(
                 f"bilateral must be a pair (pixels, colour), got {shown(bilateral)}; "
-                "for example (80, 13)."
+                "for example (60, 8)."
             ) from None
         terms.append(Pairwise(Bilateral(sigma_xy, sigma_color), Potts(bilateral_weight)))
     return DenseCRF(n_labels, terms)

@@ -80,8 +80,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--spatial-weight", type=float, metavar="W",
         help=f"how much they should {_default('spatial_weight')}")
     add("--bilateral", type=_positive, nargs=2, metavar=("XY", "RGB"),
-        help="distance in pixels and difference in colour (of 0 to 255, or in the units of a "
-        f"scan) over which similar pixels should agree {_default('bilateral')}")
+        help="distance in pixels and difference in colour (of 0 to 255, or in the units of a scan) "
+        "over which similar pixels should agree (default: 30 5 with --labels, 60 8 with --probs)")
     add("--bilateral-weight", type=float, metavar="W",
         help=f"how much they should {_default('bilateral_weight')}")
     add("--no-spatial", dest="spatial", action="store_const", const=None,
