@@ -116,6 +116,33 @@ void slice(const Simplices<T>& points, const T* values, T factor, const T* scale
 }
 
 template <class T>
+void correlate(const Simplices<T>& points, const T* x, const T* values, T factor, const T* scale,
+               std::size_t begin, std::size_t end, std::size_t n_rows, int n_columns, T* out) {
+  with_row_vector<T>(n_columns, [&](auto v) {
+    using V = decltype(v);
+    constexpr int width = Traits<V>::width;
+    const int n_padded = padded_columns<T>(n_columns), last = n_padded - width;
+    const int tail = n_columns - last;
+    V real = {};  // the padding of a table holds what whole-vector reads picked up
+    for (int k = 0; k < tail; ++k) real[k] = T(1);
+    for (std::size_t i = begin; i < end; ++i) {
+      const T* row = x + i * n_columns;
+      const bool inside = i * n_columns + n_padded <= n_rows * n_columns;
+      const V end_of_row = inside ? load<V>(row + last) : load_first<V>(row + last, tail);
+      const V ending = real > V{} ? end_of_row : V{};
+      const T own = scale ? factor * scale[i] : factor;
+      for (int c = 0; c < points.corners; ++c) {
+        const std::size_t corner = i * points.corners + c;
+        const T* vertex = values + static_cast<std::size_t>(points.vertex[corner]) * n_padded;
+        V sum = ending * (real > V{} ? load<V>(vertex + last) : V{});
+        for (int k = 0; k < last; k += width) sum += load<V>(row + k) * load<V>(vertex + k);
+        out[corner] += own * sum_lanes<V>(sum);
+      }
+    }
+  });
+}
+
+template <class T>
 void blur(const std::int32_t* neighbours, const T* in, std::size_t begin, std::size_t end,
           int n_columns, T* out) {
   const auto stride = static_cast<std::size_t>(padded_columns<T>(n_columns));
@@ -495,7 +522,7 @@ void embed(const double* features, int dim, double* elevated, double* remainder,
 }
 
 template <class T> constexpr Kernels<T> table() {
-  return {splat<T>, slice<T>, blur<T>, add<T>, exact_tile<T>, message<T>, center<T>, dot<T>, step<T>, embed};
+  return {splat<T>, slice<T>, correlate<T>, blur<T>, add<T>, exact_tile<T>, message<T>, center<T>, dot<T>, step<T>, embed};
 }
 
 }  // namespace

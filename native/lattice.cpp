@@ -139,7 +139,8 @@ KeyLayout lay_out_keys(const std::vector<Range>& features, int dim) {
 
 template <class T>
 Lattice<T>::Lattice(const T* features, std::size_t n_points, int dim, int threads)
-    : n_points_(n_points), dim_(dim), vertex_(n_points * (dim + 1)), weight_(n_points * (dim + 1)) {
+    : n_points_(n_points), dim_(dim), vertex_(n_points * (dim + 1)), weight_(n_points * (dim + 1)),
+      rank_(n_points * (dim + 1)) {
   std::vector<Range> range(dim, n_points ? Range{} : Range{0, 0});
   for (std::size_t i = 0; i < n_points; ++i)
     for (int d = 0; d < dim; ++d) {
@@ -161,8 +162,7 @@ template <class T>
 template <std::size_t Words>
 void Lattice<T>::build(const T* features, const KeyLayout& layout, int threads) {
   const int dim = dim_, corners = dim + 1;
-  std::vector<Key<Words>> base(n_points_);            // the simplex's remainder-0 vertex
-  std::vector<std::uint8_t> ranks(n_points_ * corners);  // and the order of the residuals in it
+  std::vector<Key<Words>> base(n_points_);  // each point's remainder-0 vertex
   parallel_ranges(n_points_, threads, 4096, [&](int, std::size_t begin, std::size_t end) {
     const auto embed = kernels<T>().embed;
     constexpr int B = embed_block;
@@ -185,7 +185,7 @@ void Lattice<T>::build(const T* features, const KeyLayout& layout, int threads) 
           const double v = (elevated[j * B + t] - remainder[j * B + t]) / corners;
           barycentric[dim - r] += v;
           barycentric[corners - r] -= v;
-          ranks[i * corners + j] = static_cast<std::uint8_t>(r);
+          rank_[i * corners + j] = static_cast<std::uint8_t>(r);
           if (j < dim)
             coordinates[j] = static_cast<std::int64_t>(remainder[j * B + t]) + layout.offset[j];
         }
@@ -208,7 +208,7 @@ void Lattice<T>::build(const T* features, const KeyLayout& layout, int threads) 
       }
   VertexTable<Words> table(std::min<std::size_t>(n_points_, 1 << 16));
   for (std::size_t i = 0; i < n_points_; ++i) {
-    const std::uint8_t* rank = &ranks[i * corners];
+    const std::uint8_t* rank = &rank_[i * corners];
     std::int32_t* vertex = &vertex_[i * corners];
     if (i > 0 && base[i] == base[i - 1] && !std::memcmp(rank, rank - corners, corners)) {
       std::copy_n(vertex - corners, corners, vertex);
@@ -257,32 +257,83 @@ void Lattice<T>::blur(const T* in, bool reversed, int n_columns, int threads, T*
 }
 
 template <class T>
-void Lattice<T>::apply(const T* x, const T* pre, const T* post, int n_columns, int threads, T* out) {
-  if (n_points_ == 0 || n_columns == 0) return;
+void Lattice<T>::splat_and_blur(const T* x, const T* scale, int n_columns, int threads, T* out) {
   const auto& kernel = kernels<T>();
   const Simplices<T> points{vertex_.data(), weight_.data(), dim_ + 1};
   const std::size_t size = (n_vertices_ + 1) * padded_columns<T>(n_columns);
   // Each thread splats into a table of its own; with many vertices that costs more than it saves.
   const int tables = static_cast<int>(std::min<std::size_t>(
       threads, 1 + n_points_ / std::max<std::size_t>(1024, 2 * n_vertices_)));
-  typename BufferPool<T>::Loan splatted(buffers_, size * tables), forward(buffers_, size),
-      backward(buffers_, size), spare(buffers_, size);
+  typename BufferPool<T>::Loan splatted(buffers_, size * tables), backward(buffers_, size),
+      spare(buffers_, size);
   parallel_ranges(n_points_, tables, 1, [&](int part, std::size_t begin, std::size_t end) {
     T* table = splatted.data() + size * part;
     std::fill_n(table, size, T(0));
-    kernel.splat(points, x, pre, begin, end, n_points_, n_columns, table);
+    kernel.splat(points, x, scale, begin, end, n_points_, n_columns, table);
   });
   parallel_ranges(size, threads, 1 << 14, [&](int, std::size_t begin, std::size_t end) {
     for (int part = 1; part < tables; ++part)
       kernel.add(splatted.data() + size * part, begin, end, splatted.data());
   });
-  blur(splatted.data(), false, n_columns, threads, spare.data(), forward.data());
+  blur(splatted.data(), false, n_columns, threads, spare.data(), out);
   blur(splatted.data(), true, n_columns, threads, spare.data(), backward.data());
   parallel_ranges(size, threads, 1 << 14, [&](int, std::size_t begin, std::size_t end) {
-    kernel.add(backward.data(), begin, end, forward.data());
+    kernel.add(backward.data(), begin, end, out);
   });
+}
+
+template <class T>
+void Lattice<T>::apply(const T* x, const T* pre, const T* post, int n_columns, int threads, T* out) {
+  if (n_points_ == 0 || n_columns == 0) return;
+  typename BufferPool<T>::Loan blurred(buffers_,
+                                       (n_vertices_ + 1) * padded_columns<T>(n_columns));
+  splat_and_blur(x, pre, n_columns, threads, blurred.data());
+  const Simplices<T> points{vertex_.data(), weight_.data(), dim_ + 1};
   parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
-    kernel.slice(points, forward.data(), T(0.5), post, begin, end, n_columns, out);
+    kernels<T>().slice(points, blurred.data(), T(0.5), post, begin, end, n_columns, out);
+  });
+}
+
+// Corner dim - r of the simplex gains (elevated_j - remainder_j) / (dim + 1) for coordinate j of rank r,
+// and the corner after it, cyclically, loses as much; elevated coordinates are linear in the features.
+template <class T>
+void Lattice<T>::chain_to_features(std::size_t i, const double* by_weight, T* by_feature) const {
+  const int corners = dim_ + 1;
+  double by_elevated[max_lattice_dim + 1];
+  for (int j = 0; j < corners; ++j) {
+    const int rank = rank_[i * corners + j];
+    by_elevated[j] = (by_weight[dim_ - rank] - by_weight[(corners - rank) % corners]) / corners;
+  }
+  double partial = 0;
+  for (int d = 0; d < dim_; ++d) {
+    partial += by_elevated[d];
+    by_feature[d] = static_cast<T>(axis_scale(d, dim_) * (partial - (d + 1) * by_elevated[d + 1]));
+  }
+}
+
+template <class T>
+void Lattice<T>::feature_gradient(const T* u, const T* u_scale, const T* v, const T* v_scale,
+                                  int n_columns, int threads, T* gradient) {
+  if (n_points_ == 0) return;
+  const auto& kernel = kernels<T>();
+  const std::size_t corners = dim_ + 1;
+  const std::size_t size = (n_vertices_ + 1) * padded_columns<T>(n_columns);
+  typename BufferPool<T>::Loan from_u(buffers_, size), from_v(buffers_, size),
+      by_weight(buffers_, n_points_ * corners);
+  splat_and_blur(u, u_scale, n_columns, threads, from_u.data());
+  splat_and_blur(v, v_scale, n_columns, threads, from_v.data());
+  const Simplices<T> points{vertex_.data(), weight_.data(), dim_ + 1};
+  parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
+    std::fill(by_weight.data() + begin * corners, by_weight.data() + end * corners, T(0));
+    kernel.correlate(points, u, from_v.data(), T(0.5), u_scale, begin, end, n_points_, n_columns,
+                     by_weight.data());
+    kernel.correlate(points, v, from_u.data(), T(0.5), v_scale, begin, end, n_points_, n_columns,
+                     by_weight.data());
+    double own[max_lattice_dim + 1] = {};
+    for (std::size_t i = begin; i < end; ++i) {
+      std::copy_n(by_weight.data() + i * corners, corners, own);
+      chain_to_features(i, own, gradient + i * dim_);
+    }
   });
 }
 
@@ -329,7 +380,9 @@ void Lattice<T>::simplex_gram(const std::int32_t* vertex, double* gram) const {
   }
 }
 
-template <class T> void Lattice<T>::diagonal(int threads, T* out) const {
+template <class T>
+template <class Body>
+void Lattice<T>::for_each_gram(int threads, Body&& body) const {
   const std::size_t corners = dim_ + 1, n_cached = 8192;
   parallel_ranges(n_points_, threads, 256, [&](int, std::size_t begin, std::size_t end) {
     // Many points share a simplex: remember the latest ones, by a hash of their vertices.
@@ -345,13 +398,33 @@ template <class T> void Lattice<T>::diagonal(int threads, T* out) const {
       if (!owner[slot] || !std::equal(vertex, vertex + corners, owner[slot]))
         simplex_gram(vertex, gram);
       owner[slot] = vertex;
-      double sum = 0;
-      for (std::size_t a = 0; a < corners; ++a)
-        for (std::size_t b = 0; b < corners; ++b)
-          sum += static_cast<double>(weight_[i * corners + a]) * gram[a * corners + b] *
-                 static_cast<double>(weight_[i * corners + b]);
-      out[i] = static_cast<T>(sum);
+      body(i, gram);
     }
+  });
+}
+
+template <class T> void Lattice<T>::diagonal(int threads, T* out) const {
+  const std::size_t corners = dim_ + 1;
+  for_each_gram(threads, [&](std::size_t i, const double* gram) {
+    double sum = 0;
+    for (std::size_t a = 0; a < corners; ++a)
+      for (std::size_t b = 0; b < corners; ++b)
+        sum += static_cast<double>(weight_[i * corners + a]) * gram[a * corners + b] *
+               static_cast<double>(weight_[i * corners + b]);
+    out[i] = static_cast<T>(sum);
+  });
+}
+
+template <class T>
+void Lattice<T>::diagonal_gradient(const T* s, int threads, T* gradient) const {
+  const std::size_t corners = dim_ + 1;
+  for_each_gram(threads, [&](std::size_t i, const double* gram) {
+    double by_weight[max_lattice_dim + 1] = {};
+    for (std::size_t a = 0; a < corners; ++a)
+      for (std::size_t b = 0; b < corners; ++b)
+        by_weight[a] += static_cast<double>(s[i]) * (gram[a * corners + b] + gram[b * corners + a]) *
+                        static_cast<double>(weight_[i * corners + b]);
+    chain_to_features(i, by_weight, gradient + i * dim_);
   });
 }
 

@@ -30,6 +30,13 @@ template <class T> class Lattice {
   // diagonal[i] = K_ii
   void diagonal(int threads, T* diagonal) const;
 
+  // gradient (n_points, dim) of sum_il u_il (K v)_il with respect to the features, u and v being
+  // scaled by rows (null: ones). The lattice's own derivative: its weights are piecewise linear.
+  void feature_gradient(const T* u, const T* u_scale, const T* v, const T* v_scale, int n_columns,
+                        int threads, T* gradient);
+  // gradient (n_points, dim) of sum_i s_i K_ii with respect to the features.
+  void diagonal_gradient(const T* s, int threads, T* gradient) const;
+
   std::size_t n_points() const { return n_points_; }
   std::size_t n_vertices() const { return n_vertices_; }
   int dim() const { return dim_; }
@@ -38,14 +45,21 @@ template <class T> class Lattice {
 
  private:
   template <std::size_t Words> void build(const T* features, const KeyLayout& layout, int threads);
+  // The sum of both blur orders of the splatted x, (n_vertices + 1) padded rows; half of it is K.
+  void splat_and_blur(const T* x, const T* scale, int n_columns, int threads, T* out);
   void blur(const T* in, bool reversed, int n_columns, int threads, T* spare, T* out) const;
   std::int32_t walk(std::int32_t start, std::uint32_t axes, bool forward) const;
   void simplex_gram(const std::int32_t* vertex, double* gram) const;
+  // Calls body(i, gram) for every point with the blur between its simplex's vertices.
+  template <class Body> void for_each_gram(int threads, Body&& body) const;
+  // From derivatives by the weights of point i's corners to derivatives by its features.
+  void chain_to_features(std::size_t i, const double* by_weight, T* by_feature) const;
 
   std::size_t n_points_, n_vertices_ = 0;
   int dim_;
   std::vector<std::int32_t> vertex_;   // (n_points, dim + 1), rows of the value table, 0 = none
   std::vector<T> weight_;              // (n_points, dim + 1)
+  std::vector<std::uint8_t> rank_;     // (n_points, dim + 1), order of the residuals in the simplex
   std::vector<std::int32_t> neighbour_;  // (dim + 1, n_vertices + 1, 2)
   BufferPool<T> buffers_;
 };

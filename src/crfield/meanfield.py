@@ -65,13 +65,16 @@ class Outcome:
 class State:
     """Marginals, their pairwise message Psi q and their free energy.
 
-    The arrays belong to the `Problem` and are overwritten two steps later.
+    The arrays belong to the `Problem` and are overwritten two steps later, unless it keeps states;
+    then `filtered` holds K^(m) q of each term.
     """
 
     marginals: FloatArray
     message: FloatArray
     free_energy: float
     change: float = math.inf
+    shift: float = 0.0
+    filtered: tuple[FloatArray, ...] = ()
 
 
 class Problem:
@@ -80,19 +83,21 @@ class Problem:
     unary : (N, L) costs, each row's smallest near 0 for the sake of float32.
     self_pairs : whether the objective includes k_ii q_i'mu q_i / 2.
     convex_self_pairs : whether the update puts k_ii into its convex part (cccp).
+    keep_states : whether every state gets arrays of its own, for going back through them.
     """
 
     def __init__(
         self, unary: FloatArray, terms: Sequence[Term], *, self_pairs: bool,
-        convex_self_pairs: bool, threads: int,
+        convex_self_pairs: bool, threads: int, keep_states: bool = False,
     ) -> None:
         n_labels = unary.shape[1]
         self.unary = unary
         self.terms = terms
-        self._threads = threads
-        self._diagonals = [None if self_pairs else t.operator.diagonal() for t in terms]
-        self._strengths = self._diagonals if convex_self_pairs else [None] * len(terms)
+        self.diagonals = [None if self_pairs else t.operator.diagonal() for t in terms]
+        self.strengths = self.diagonals if convex_self_pairs else [None] * len(terms)
         self._convex_self_pairs = convex_self_pairs
+        self._threads = threads
+        self._keep_states = keep_states
         dtype = unary.dtype
         self._mu = [
             (t.weight * t.compatibility.native_values(n_labels)).astype(dtype) for t in terms
@@ -102,35 +107,44 @@ class Problem:
         attractions = [
             t.compatibility.attraction(n_labels) if t.weight >= 0 else None for t in terms
         ]
-        self._coupled = coupled = any(a is None for a in attractions)
-        parts = [
+        self.coupled = coupled = any(a is None for a in attractions)
+        self.update_mu = [
             t.weight * (center(t.compatibility.matrix(n_labels)) if coupled or a is None else a)
             for t, a in zip(terms, attractions, strict=True)
         ]
-        self._update_mu = np.concatenate([np.empty(0), *map(np.ravel, parts)]).astype(dtype)
+        flat = [np.empty(0), *map(np.ravel, self.update_mu)]
+        self._flat_update_mu = np.concatenate(flat).astype(dtype)
         self._filtered = np.empty_like(unary)
         # Two sets of buffers, the state before a step and after it: fresh pages cost more than the
         # arithmetic.
-        self._buffers = [(np.empty_like(unary), np.empty_like(unary)) for _ in range(2)]
+        self._buffers = [self._new_buffers() for _ in range(2)]
 
     def start(self, marginals: FloatArray | None) -> State:
         """The state at the given marginals, or at softmax(-u)."""
         if marginals is None:
             (q, message), (zeros, _) = self._buffers
             zeros.fill(0.0)
-            sums = self._solve(zeros, zeros, 0.0, q, plain=True)
-            return self._complete(q, message, sums)
+            sums = self._solve(zeros, zeros, [], q)
+            return self._complete(q, message, sums, 0.0)
         positive = np.where(marginals > 0, marginals, 1.0).astype(np.float64)
         entropy = float((marginals * np.log(positive)).sum(dtype=np.float64))
         linear = _native.dot(marginals, self.unary, self._threads)
-        return self._complete(marginals, self._buffers[0][1], (entropy, linear, math.inf))
+        return self._complete(marginals, self._buffers[0][1], (entropy, linear, math.inf), 0.0)
 
     def step(self, old: State, shift: float) -> State:
         """The update from `old`; `shift` is the extra strength as a share of |K|'s bound."""
-        q, message = self._buffers[old.message is self._buffers[0][1]]
-        plain = shift == 0.0 and not self._convex_self_pairs
-        sums = self._solve(old.message, old.marginals, shift, q, plain=plain)
-        return self._complete(q, message, sums)
+        if self._keep_states:
+            q, message = self._new_buffers()
+        else:
+            q, message = self._buffers[old.message is self._buffers[0][1]]
+        sums = self._solve(old.message, old.marginals, self.shifts(shift), q)
+        return self._complete(q, message, sums, shift)
+
+    def shifts(self, shift: float) -> list[float]:
+        """What is added to each term's self-pair strengths; nothing at all for a plain softmax."""
+        if shift == 0.0:
+            return [0.0] * len(self.terms) if self._convex_self_pairs else []
+        return [shift * t.operator.spectral_bound() for t in self.terms]
 
     def rounding(self, free_energy: float) -> float:
         """By how much F may seem to rise without having risen."""
@@ -138,45 +152,58 @@ class Problem:
         scale = abs(free_energy) + n * math.log(max(n_labels, 2))
         return _ROUNDING[self.unary.dtype.name] * float(scale)
 
+    def _new_buffers(self) -> tuple[FloatArray, FloatArray]:
+        return np.empty_like(self.unary), np.empty_like(self.unary)
+
     def _solve(
-        self, message: FloatArray, old: FloatArray, shift: float, out: FloatArray, *, plain: bool
+        self, message: FloatArray, old: FloatArray, shifts: list[float], out: FloatArray
     ) -> tuple[float, float, float]:
-        shifts = [0.0 if shift == 0.0 else shift * t.operator.spectral_bound() for t in self.terms]
+        plain = not shifts
         return _native.update_marginals(
             self.unary, message, old,
-            [] if plain else self._strengths,
-            np.array([] if plain else shifts, self.unary.dtype),
-            self._update_mu[:0] if plain else self._update_mu,
-            self._coupled and not plain, out, self._threads,
+            [] if plain else self.strengths,
+            np.array(shifts, self.unary.dtype),
+            self._flat_update_mu[:0] if plain else self._flat_update_mu,
+            self.coupled and not plain, out, self._threads,
         )
 
     def _complete(
-        self, q: FloatArray, message: FloatArray, sums: tuple[float, float, float]
+        self, q: FloatArray, message: FloatArray, sums: tuple[float, float, float], shift: float
     ) -> State:
         """The state at q: its message goes to `message`, its entropy and linear term are known."""
         if not self.terms:
             message.fill(0.0)
+        kept = []
         for number, term in enumerate(self.terms):
             code, mu, diagonal = (
-                term.compatibility.native_code, self._mu[number], self._diagonals[number]
+                term.compatibility.native_code, self._mu[number], self.diagonals[number]
             )
-            term.operator.apply(q, out=self._filtered)
+            filtered = np.empty_like(q) if self._keep_states else self._filtered
+            term.operator.apply(q, out=filtered)
+            kept.append(filtered)
             _native.add_message(
-                code, mu, self._filtered, None, 1.0, number == 0, message, self._threads
+                code, mu, filtered, None, 1.0, number == 0, message, self._threads
             )
             if diagonal is not None:
                 _native.add_message(code, mu, q, diagonal, -1.0, False, message, self._threads)
         entropy, linear, change = sums
         free_energy = entropy + linear + 0.5 * _native.dot(q, message, self._threads)
-        return State(q, message, free_energy, change)
+        return State(
+            q, message, free_energy, change, shift, tuple(kept) if self._keep_states else ()
+        )
 
 
 def run_parallel(
     problem: Problem, *, init: FloatArray | None, max_iter: int, tol: float, guarded: bool,
-    callback: Callback | None,
+    callback: Callback | None = None, trace: list[State] | None = None,
 ) -> Outcome:
-    """The descent loop of "concave", "cccp" and "parallel"; `guarded` redoes steps that rise."""
+    """The descent loop of "concave", "cccp" and "parallel"; `guarded` redoes steps that rise.
+
+    `trace` collects the accepted states, the start included.
+    """
     state = problem.start(init)
+    if trace is not None:
+        trace.append(state)
     history = [state.free_energy]
     shift, shifts = 0.0, 0
     status = InferenceStatus.MAX_ITER
@@ -192,6 +219,8 @@ def run_parallel(
             status = InferenceStatus.ROUNDING
             break
         state = fresh
+        if trace is not None:
+            trace.append(state)
         history.append(state.free_energy)
         if callback is not None and callback(
             iteration, _read_only(state.marginals), state.free_energy

@@ -27,6 +27,12 @@ class KernelOperator(Protocol):
     def diagonal(self) -> FloatArray:
         """K_ii, shape (N,)."""
 
+    def features_grad(self, u: FloatArray, v: FloatArray) -> FloatArray:
+        """d sum(u * K v) / d features, shape (N, D), normalisation included."""
+
+    def diagonal_grad(self, s: FloatArray) -> FloatArray:
+        """d sum_i s_i K_ii / d features, shape (N, D)."""
+
     def spectral_bound(self) -> float:
         """A bound on |eigenvalues| of K, for the shift that guarantees descent."""
 
@@ -50,6 +56,7 @@ class NormalizedFilter:
         self.n_variables = n
         self.dtype = dtype
         self.is_symmetric = normalization in ("none", "symmetric")
+        self._normalization = normalization
         self._pre: FloatArray | None = None
         self._post: FloatArray | None = None
         if normalization == "none":
@@ -81,6 +88,51 @@ class NormalizedFilter:
             if scale is not None:
                 result = result * scale
         return result
+
+    def features_grad(self, u: FloatArray, v: FloatArray) -> FloatArray:
+        """The scales move with the features too: with r = K 1, n = r^(-1/2),
+
+        d(u'NKNv) = (nu)'dK(nv) + w'dK 1,  w = -1/2 n^3 sum_l (u * K(nv) + v * K(nu)),
+
+        and likewise d(1/r) = -dK 1 / r^2 for the one-sided forms.
+        """
+        u = np.ascontiguousarray(u, dtype=self.dtype)
+        v = np.ascontiguousarray(v, dtype=self.dtype)
+        direct = self._plain_features_grad(u, self._post, v, self._pre)
+        if self._normalization == "none":
+            return direct
+        moved = np.zeros(self.n_variables, self.dtype)
+        if self._pre is not None:
+            power = -0.5 * self._pre**3 if self._normalization == "symmetric" else -(self._pre**2)
+            moved += power * (v * self._run(u, self._post, None, None)).sum(1)
+        if self._post is not None:
+            power = -0.5 * self._post**3 if self._normalization == "symmetric" else -(self._post**2)
+            moved += power * (u * self._run(v, self._pre, None, None)).sum(1)
+        return direct + self._row_sum_grad(moved)
+
+    def diagonal_grad(self, s: FloatArray) -> FloatArray:
+        """K~_ii = c_i K_ii with c = 1/r, except for "none", where c is a constant."""
+        s = np.ascontiguousarray(s, dtype=self.dtype)
+        scales = [scale for scale in (self._pre, self._post) if scale is not None]
+        both = np.prod([np.ones_like(s), *scales], axis=0)
+        direct = self._plain_diagonal_grad(s * both)
+        if self._normalization == "none":
+            return direct
+        return direct + self._row_sum_grad(-s * self._native_diagonal() * both**2)
+
+    def _row_sum_grad(self, w: FloatArray) -> FloatArray:
+        """d sum_i w_i (K 1)_i / d features, K without normalisation."""
+        column = np.ascontiguousarray(w[:, None])
+        return self._plain_features_grad(column, None, np.ones_like(column), None)
+
+    def _plain_features_grad(
+        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None
+    ) -> FloatArray:
+        """d sum(u_scale u * K(v_scale v)) / d features, K without normalisation, fixed scales."""
+        raise NotImplementedError
+
+    def _plain_diagonal_grad(self, s: FloatArray) -> FloatArray:
+        raise NotImplementedError
 
     def spectral_bound(self) -> float:
         """max_i sum_j |K_ij| for kernels without negative values, which bounds the eigenvalues."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from crfield import _native
 from crfield._parallel import thread_count
-from crfield._validate import FloatArray, as_scalar
+from crfield._validate import FloatArray, InputError, as_scalar
 from crfield.filters.base import NormalizedFilter
 
 _SHAPE_CODES = {"gaussian": 0, "tent": 1, "sinc": 2}
@@ -25,6 +25,7 @@ class ExactFilter(NormalizedFilter):
         tol: float = 0.0, threads: int | None = None,
     ) -> None:
         self._shape = shape
+        self._features = features
         n = features.shape[0]
         build = _native.ExactSum64 if features.dtype == np.float64 else _native.ExactSum32
         native = build(
@@ -41,3 +42,29 @@ class ExactFilter(NormalizedFilter):
 
     def _native_diagonal(self) -> FloatArray:
         return np.ones(self.n_variables, self.dtype)
+
+    def _plain_features_grad(
+        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None
+    ) -> FloatArray:
+        """-sum_j k_ij (f_i - f_j) (u_i'v_j + v_i'u_j), by filtering u, v and their products with f.
+
+        All columns go through one pass over the pairs, which share the exponentials.
+        """
+        if self._shape != "gaussian":
+            raise InputError(
+                f"only Gaussian kernels can be differentiated, got shape {self._shape!r}; "
+                "leave the widths of other kernels fixed."
+            )
+        u = u if u_scale is None else u * u_scale[:, None]
+        v = v if v_scale is None else v * v_scale[:, None]
+        f = self._features - self._features.mean(0)  # differences count; small numbers round less
+        n, n_columns = u.shape
+        weighted = [x * f[:, d : d + 1] for d in range(f.shape[1]) for x in (u, v)]
+        stacked = np.concatenate([u, v, *weighted], axis=1)
+        filtered = self._run(stacked, None, None, None).reshape(n, -1, 2, n_columns)
+        swapped = np.stack([v, u], axis=1)[:, None]  # u meets K v and v meets K u
+        products = (filtered * swapped).sum((2, 3))  # (N, 1 + D)
+        return np.asarray(products[:, 1:] - f * products[:, :1])
+
+    def _plain_diagonal_grad(self, s: FloatArray) -> FloatArray:
+        return np.zeros_like(self._features)  # k(f, f) = 1 whatever f is

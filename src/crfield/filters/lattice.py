@@ -32,6 +32,7 @@ class LatticeFilter(NormalizedFilter):
             )
         build = _native.Lattice64 if features.dtype == np.float64 else _native.Lattice32
         native = build(features, thread_count(threads))
+        self._dim = dim
         self.n_vertices = native.n_vertices
         # Splat, blur and slice spread mass 1 over vertices of volume (2/3)^(-D/2) / sqrt(D + 1);
         # the Gaussian's mass is (2 pi)^(D/2).
@@ -49,6 +50,19 @@ class LatticeFilter(NormalizedFilter):
                 tables, f"A lattice of {self.n_vertices} vertices", "use wider kernels or tiles"
             )
         return super()._run(x, pre, post, out)
+
+    def _plain_features_grad(
+        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None
+    ) -> FloatArray:
+        """The derivative of the lattice itself, whose weights are piecewise linear in f."""
+        out = np.empty((self.n_variables, self._dim), self.dtype)
+        self._native.feature_gradient(u, u_scale, v, v_scale, out, self._threads)
+        return out
+
+    def _plain_diagonal_grad(self, s: FloatArray) -> FloatArray:
+        out = np.empty((self.n_variables, self._dim), self.dtype)
+        self._native.diagonal_gradient(s, out, self._threads)
+        return out
 
     def _native_diagonal(self) -> FloatArray:
         out = np.empty(self.n_variables, self.dtype)

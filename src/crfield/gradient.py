@@ -1,0 +1,142 @@
+"""The gradient of a loss over marginals, back through every iteration (KK13 Algorithm 1).
+
+With g^(t) = dL/dq^(t) and A^(t) = dq^(t)/de^(t), b^(t) = A^(t) g^(t) is the gradient with respect
+to the energies e^(t) of iteration t, and
+
+    dL = sum_t b^(t) . (du + d(Psi) q^(t-1) + sum_m d(s^(m) mu^(m)) (q^(t-1) - q^(t))),
+    g^(t-1) = (Psi + sum_m s^(m) mu^(m))' b^(t),
+
+in the notation of `crfield.meanfield`: Psi leaves out self-pairs where the objective does, s is the
+self-pair strength in the convex part of the update. The start q^(0) = softmax(-u) adds its own
+b^(0). The shift of the safeguard is held fixed.
+
+    A = qq' - diag(q)                                             softmax updates (KK13 eq. 13)
+    A = -(H^-1 - H^-1 11' H^-1 / 1'H^-1 1), H = diag(1/q) - M     cccp, M = sum_m s^(m) mu^(m)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from crfield._validate import FloatArray
+from crfield.losses import Labels, Loss, Totals
+from crfield.meanfield import Problem, State
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """dL by what the model makes of its parameters on one image.
+
+    unary : (N, L).
+    compatibility : for each term dL / d(w mu), (L, L), entries taken as independent.
+    features : for each term dL / d(scaled features), (N, D), or None where not asked for.
+    """
+
+    unary: FloatArray
+    compatibility: Sequence[FloatArray]
+    features: Sequence[FloatArray | None]
+
+
+def backpropagate(
+    problem: Problem,
+    trace: Sequence[State],
+    loss: Loss,
+    truth: Labels,
+    totals: Totals,
+    *,
+    widths: Sequence[bool],
+    from_unary: bool = True,
+) -> Gradients:
+    """Go back through the states of `trace` (kept by `problem`).
+
+    widths : for each term, whether the gradient by its features is wanted.
+    from_unary : whether q^(0) is softmax(-u), False if it was given.
+    """
+    n_labels = problem.unary.shape[1]
+    mus = [
+        (t.weight * t.compatibility.matrix(n_labels)).astype(problem.unary.dtype)
+        for t in problem.terms
+    ]
+    unary = np.zeros_like(problem.unary)
+    compatibility = [np.zeros((n_labels, n_labels)) for _ in mus]
+    features: list[FloatArray | None] = [None] * len(mus)
+    last = trace[-1]
+    is_softmax = len(trace) == 1 or not problem.shifts(last.shift)
+    g: FloatArray | None = None  # dL/dq of the state at hand; the last one may skip it
+    b = loss.softmax_gradient(last.marginals, truth, totals) if is_softmax else None
+    for t in range(len(trace) - 1, 0, -1):
+        old, new = trace[t - 1], trace[t]
+        shifts = problem.shifts(new.shift)
+        if b is None:
+            if g is None:
+                g = loss.gradient(new.marginals, truth, totals)
+            b = apply_jacobian(problem, new.marginals, g, shifts)
+        unary += b
+        g = np.zeros_like(b)
+        for m, (term, mu) in enumerate(zip(problem.terms, mus, strict=True)):
+            pushed = b @ mu
+            g += term.operator.apply_transpose(pushed)
+            compatibility[m] += b.T.astype(np.float64) @ old.filtered[m]
+            diagonal, strength = problem.diagonals[m], problem.strengths[m]
+            shift = shifts[m] if shifts else 0.0
+            own = np.zeros(len(b), b.dtype)  # coefficient of q_old in e beside K q_old
+            if diagonal is not None:
+                own -= diagonal
+            if strength is not None:
+                own += strength
+            own += shift
+            inside = shift + (0.0 if strength is None else strength)  # coefficient of q_new
+            g += own[:, None] * pushed
+            if own.any():
+                compatibility[m] += (own[:, None] * b).T.astype(np.float64) @ old.marginals
+            if np.any(inside):
+                scaled = np.broadcast_to(inside, own.shape)[:, None] * b
+                compatibility[m] -= scaled.T.astype(np.float64) @ new.marginals
+            if widths[m]:
+                by_features = term.operator.features_grad(pushed, old.marginals)
+                if diagonal is not None:
+                    # k_ii stands in Psi with q_old, and in s as well with q_old - q_new.
+                    owner = new.marginals if strength is not None else old.marginals
+                    by_features += term.operator.diagonal_grad(-(pushed * owner).sum(1))
+                before = features[m]
+                features[m] = by_features if before is None else before + by_features
+        b = None
+    if from_unary:
+        start = trace[0].marginals
+        if b is None:
+            assert g is not None
+            b = start * ((start * g).sum(1, keepdims=True) - g)
+        unary += b
+    return Gradients(unary, compatibility, features)
+
+
+def apply_jacobian(
+    problem: Problem, q: FloatArray, g: FloatArray, shifts: Sequence[float]
+) -> FloatArray:
+    """A g, the gradient by e of an update that ended at q; no shifts mean a softmax."""
+    if not shifts:
+        return np.asarray(q * ((q * g).sum(1, keepdims=True) - g))
+    strengths = [
+        np.broadcast_to(shift + (0.0 if s is None else s), (len(q),))
+        for s, shift in zip(problem.strengths, shifts, strict=True)
+    ]
+    if not problem.coupled:
+        alpha = np.zeros_like(q)
+        for strength, attraction in zip(strengths, problem.update_mu, strict=True):
+            alpha += strength[:, None] * attraction
+        h = q / (1.0 + alpha * q)
+        return np.asarray(h * ((h * g).sum(1, keepdims=True) / h.sum(1, keepdims=True) - g))
+    # H^-1 = D (I - D M D)^-1 D with D = diag(sqrt q), which stays finite where q vanishes.
+    root = np.sqrt(q)
+    matrices = sum(
+        s[:, None, None] * mu for s, mu in zip(strengths, problem.update_mu, strict=True)
+    )
+    inner = np.eye(q.shape[1]) - root[:, :, None] * matrices * root[:, None, :]
+    right = np.stack([root * g, root], axis=-1)
+    solved = root[:, :, None] * np.linalg.solve(inner, right)
+    with_g, with_one = solved[..., 0], solved[..., 1]
+    level = with_g.sum(1, keepdims=True) / with_one.sum(1, keepdims=True)
+    return np.asarray(with_one * level - with_g, dtype=q.dtype)

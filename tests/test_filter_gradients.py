@@ -1,0 +1,69 @@
+"""Derivatives of every operator by its features, against central differences in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from crfield import FeatureKernel, InputError
+from crfield.filters import make_filter
+from crfield.kernels import NORMALIZATIONS
+
+
+def build(method, features, normalization):
+    kernel = FeatureKernel("f", features.shape[1], normalization=normalization)
+    return make_filter(features, kernel, method)
+
+
+def central_differences(function, features, step=1e-6):
+    gradient = np.zeros_like(features)
+    for index in np.ndindex(features.shape):
+        moved = features.copy()
+        moved[index] += step
+        above = function(moved)
+        moved[index] -= 2 * step
+        gradient[index] = (above - function(moved)) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("method", ["exact", "lattice"])
+@pytest.mark.parametrize("dim", [1, 2, 3, 5])
+def test_gradients_by_the_features(method, normalization, dim):
+    """The lattice is piecewise smooth: small steps stay inside the points' simplices."""
+    rng = np.random.default_rng(dim)
+    features = rng.normal(size=(14, dim)) * 1.3
+    u, v = rng.normal(size=(2, 14, 3))
+    s = rng.normal(size=14)
+    operator = build(method, features, normalization)
+
+    def bilinear(f):
+        return float((u * build(method, f, normalization).apply(v)).sum())
+
+    def diagonal(f):
+        return float((s * build(method, f, normalization).diagonal()).sum())
+
+    expected = central_differences(bilinear, features)
+    scale = np.abs(expected).max() + 1e-12
+    assert np.abs(operator.features_grad(u, v) - expected).max() < 1e-6 * scale + 1e-9
+    expected = central_differences(diagonal, features)
+    assert np.abs(operator.diagonal_grad(s) - expected).max() < 1e-8
+
+
+@pytest.mark.parametrize("method", ["exact", "lattice"])
+@pytest.mark.parametrize("n_labels", [1, 2, 5, 21])
+def test_single_precision_and_threads_agree_with_double(method, n_labels):
+    rng = np.random.default_rng(n_labels)
+    features = rng.normal(size=(3000, 3)) * 2
+    u, v = rng.normal(size=(2, 3000, n_labels))
+    expected = build(method, features, "symmetric").features_grad(u, v)
+    single = build(method, features.astype(np.float32), "symmetric").features_grad(u, v)
+    assert single.dtype == np.float32
+    assert np.abs(single - expected).max() < 2e-3 * np.abs(expected).max()
+
+
+def test_other_shapes_are_refused():
+    kernel = FeatureKernel("f", 1, shape="tent", normalization="none")
+    operator = make_filter(np.zeros((3, 1)), kernel)
+    with pytest.raises(InputError, match="only Gaussian kernels"):
+        operator.features_grad(np.ones((3, 1)), np.ones((3, 1)))
