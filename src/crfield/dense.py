@@ -90,6 +90,8 @@ class DenseCRF:
     ----------
     n_labels : number of labels L.
     terms : `Pairwise` terms; none makes the variables independent.
+    recalibration : (L, L + 1) matrix R or None. Costs c are replaced by R [c, 1] before inference:
+        a logistic unary (KK13 section 4.2) on a classifier's log-probabilities.
 
     Examples
     --------
@@ -100,6 +102,7 @@ class DenseCRF:
 
     n_labels: int
     terms: Sequence[Pairwise] = ()
+    recalibration: Any = None
 
     def __post_init__(self) -> None:
         count = as_count(self.n_labels, "n_labels", maximum=MAX_LABELS)
@@ -119,6 +122,14 @@ class DenseCRF:
                 )
             term.compatibility.check_size(self.n_labels)
         object.__setattr__(self, "terms", terms)
+        if self.recalibration is not None:
+            matrix = as_floats(self.recalibration, "recalibration", np.dtype(np.float64)).copy()
+            if matrix.shape != (count, count + 1):
+                raise InputError(
+                    f"recalibration must have shape ({count}, {count + 1}), got {matrix.shape}; "
+                    "give one row a label, with the constant last."
+                )
+            object.__setattr__(self, "recalibration", matrix)
 
     def infer(
         self,
@@ -176,14 +187,14 @@ class DenseCRF:
             self._grid(values.shape, layout), image, features, spacing, positions, mask
         )
         self._check_memory(working_dtype(values), observation)
-        costs = _as_costs(values, layout)
+        costs = self.recalibrate(_as_costs(values, layout))
         start = None if init is None else self._check_init(init, costs, layout, observation)
 
         flat = observation.select(costs.reshape(-1, self.n_labels))
         centred = np.empty_like(flat)
         offset = _native.center_rows(flat, centred, n_threads)
         report = None if callback is None else _with_offset(callback, offset)
-        terms = self._build_terms(observation, costs.dtype, filter, filter_tol, n_threads)
+        terms = self.build_terms(observation, costs.dtype, filter, filter_tol, n_threads)
         guarded = check_guarantee(terms, algorithm, self.n_labels, check)
         if algorithm == "sequential":
             outcome = run_sequential(
@@ -242,39 +253,48 @@ class DenseCRF:
             )
         observation = observe(grid, image, features, spacing, positions, mask)
         self._check_memory(working_dtype(values), observation)
-        costs = _as_costs(values, layout)
+        costs = self.recalibrate(_as_costs(values, layout))
         chosen = observation.select(x.reshape(-1)).astype(np.intp)
         flat = observation.select(costs.reshape(-1, self.n_labels))
         onehot = np.zeros(flat.shape, costs.dtype)
         onehot[np.arange(len(chosen)), chosen] = 1.0
         total = float(flat[np.arange(len(chosen)), chosen].sum(dtype=np.float64))
-        for term in self._build_terms(observation, costs.dtype, filter, filter_tol, n_threads):
+        for term in self.build_terms(observation, costs.dtype, filter, filter_tol, n_threads):
             mu = term.weight * term.compatibility.matrix(self.n_labels)
             pairs = onehot.T.astype(np.float64) @ term.operator.apply(onehot)
             own = (term.operator.diagonal() * np.diag(mu)[chosen]).sum(dtype=np.float64)
             total += 0.5 * (float((mu * pairs).sum()) - float(own))
         return total
 
+    def recalibrate(self, costs: FloatArray) -> FloatArray:
+        """R [c, 1] for costs (*grid, L), or the costs themselves without a recalibration."""
+        if self.recalibration is None:
+            return costs
+        matrix = self.recalibration.astype(costs.dtype)
+        return np.ascontiguousarray(costs @ matrix[:, :-1].T + matrix[:, -1])
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file; the file appears whole or not at all."""
-        save_model(path, self.n_labels, [(t.kernel, t.compatibility, t.weight) for t in self.terms])
+        terms = [(t.kernel, t.compatibility, t.weight) for t in self.terms]
+        save_model(path, self.n_labels, terms, self.recalibration)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DenseCRF:
         """Read a model written by `save`; checks the file and executes nothing from it."""
-        n_labels, terms = load_model(path)
-        return cls(n_labels, [Pairwise(*parts) for parts in terms])
+        n_labels, terms, recalibration = load_model(path)
+        return cls(n_labels, [Pairwise(*parts) for parts in terms], recalibration)
 
-    def _build_terms(
+    def build_terms(
         self, observation: Observation, dtype: np.dtype[Any], method: str, tol: float, threads: int
     ) -> list[Term]:
+        """The terms on one observation: scaled features, and operators on them."""
         terms = []
         for pairwise in self.terms:
             scaled = np.ascontiguousarray(
                 pairwise.kernel.scaled_features(observation), dtype=dtype
             )
             operator = make_filter(scaled, pairwise.kernel, method, tol=tol, threads=threads)
-            terms.append(Term(operator, pairwise.compatibility, pairwise.weight))
+            terms.append(Term(operator, pairwise.compatibility, pairwise.weight, scaled))
         if not terms:  # the arguments are still checked when there is nothing to filter
             make_filter(np.zeros((1, 1), dtype), _NO_KERNEL, method, tol=tol, threads=threads)
         return terms

@@ -62,6 +62,10 @@ class Kernel:
         """Features (N, D) divided by the widths, so that the kernel is a function of f - g."""
         raise NotImplementedError
 
+    def width_blocks(self, dim: int, grid_dim: int) -> list[tuple[str, slice]]:
+        """Which of the `dim` scaled features each field of widths divides."""
+        raise NotImplementedError
+
     @property
     def is_symmetric(self) -> bool:
         """Whether k(f, g) = k(g, f) after normalisation."""
@@ -90,6 +94,9 @@ class Spatial(Kernel):
 
     def scaled_features(self, observation: Observation) -> NDArray[np.float64]:
         return _divide(observation.coordinates(), self.sigma, "sigma", "grid axis")
+
+    def width_blocks(self, dim: int, grid_dim: int) -> list[tuple[str, slice]]:
+        return [("sigma", slice(0, dim))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +164,11 @@ class Bilateral(Kernel):
             axis=1,
         )
 
+    def width_blocks(self, dim: int, grid_dim: int) -> list[tuple[str, slice]]:
+        if self.covariance is not None:
+            return [("covariance", slice(0, dim))]
+        return [("sigma_xy", slice(0, grid_dim)), ("sigma_color", slice(grid_dim, dim))]
+
 
 @dataclass(frozen=True, eq=False)
 class FeatureKernel(Kernel):
@@ -222,6 +234,9 @@ class FeatureKernel(Kernel):
             )
         widths = self.sigma if self.covariance is None else self.covariance
         return _divide(values, widths, "sigma", "dimension")
+
+    def width_blocks(self, dim: int, grid_dim: int) -> list[tuple[str, slice]]:
+        return [("sigma" if self.covariance is None else "covariance", slice(0, dim))]
 
     def describe(self) -> str:
         return f"FeatureKernel {self.name!r}"

@@ -11,7 +11,7 @@ The truth is (N,) labels with `void` where there is none; void pixels count nowh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +46,19 @@ class Loss:
             )
         object.__setattr__(self, "weights", weights)
 
+    # Whether each pixel's gradient needs no more of the other images than their weights.
+    separable: ClassVar[bool] = True
+
     def totals(self, q: FloatArray, truth: Labels) -> Totals:
         """Sums over the pixels of one image, from which `value` follows."""
         raise NotImplementedError
+
+    def weight_totals(self, truth: Labels, n_labels: int) -> Totals:
+        """What a separable loss needs of the totals for its gradient, from the truth alone."""
+        counts = np.bincount(truth[truth != self.void] if self.void is not None else truth,
+                             minlength=n_labels)
+        weights = np.ones(n_labels) if self.weights is None else self.weights
+        return np.array([0.0, float((counts[:n_labels] * weights).sum())])
 
     def value(self, totals: Totals) -> float:
         """The loss of the images whose totals were summed."""
@@ -158,6 +168,8 @@ class IntersectionOverUnion(Loss):
     i_l = sum_{T_i = l} q_i(l), u_l = n_l + sum_{T_i != l} q_i(l), both over the whole data set.
     The totals are (i, u, n), 3 L numbers.
     """
+
+    separable: ClassVar[bool] = False
 
     def totals(self, q: FloatArray, truth: Labels) -> Totals:
         rows, labels, _ = self._known(q, truth)

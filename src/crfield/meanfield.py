@@ -43,11 +43,12 @@ _FIRST_SHIFT = 2.0**-8
 
 @dataclass(frozen=True)
 class Term:
-    """One pairwise term of a model on one image: weight mu (x) K."""
+    """One pairwise term of a model on one image: weight mu (x) K, K on scaled features (N, D)."""
 
     operator: KernelOperator
     compatibility: Compatibility
     weight: float
+    features: FloatArray | None = None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,10 @@ Tensors = dict[str, NDArray[np.float64]]
 TermParts = tuple[Kernel, Compatibility, float]
 
 
-def save_model(path: str | os.PathLike[str], n_labels: int, terms: Iterable[TermParts]) -> None:
+def save_model(
+    path: str | os.PathLike[str], n_labels: int, terms: Iterable[TermParts],
+    recalibration: NDArray[np.float64] | None,
+) -> None:
     """Write a model; the file appears whole or not at all."""
     from safetensors.numpy import save
 
@@ -44,6 +47,9 @@ def save_model(path: str | os.PathLike[str], n_labels: int, terms: Iterable[Term
         for number, (kernel, compatibility, weight) in enumerate(terms)
     ]
     model = {"format": FORMAT, "version": VERSION, "n_labels": n_labels, "terms": entries}
+    if recalibration is not None:
+        tensors["recalibration"] = recalibration
+        model["recalibration"] = {"tensor": "recalibration"}
     # One key, because safetensors writes several in no fixed order.
     document = {"model": model, "sha256": _digest(model, tensors)}
     data = save(tensors, {"crfield": json.dumps(document, sort_keys=True)})
@@ -51,8 +57,8 @@ def save_model(path: str | os.PathLike[str], n_labels: int, terms: Iterable[Term
         temporary.write_bytes(data)
 
 
-def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts]]:
-    """The number of labels and the terms of a model that `save_model` wrote."""
+def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts], Any]:
+    """The number of labels, terms and recalibration of a model that `save_model` wrote."""
     from safetensors import SafetensorError, safe_open
 
     path = _as_path(path)
@@ -95,7 +101,8 @@ def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts]]:
             )
             for entry in model["terms"]
         ]
-        return model["n_labels"], terms
+        matrix = model.get("recalibration")
+        return model["n_labels"], terms, None if matrix is None else tensors[matrix["tensor"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, f"its description is incomplete ({error!r})") from None
 

@@ -1,0 +1,184 @@
+"""Learn a model's parameters from images with true labels (KK13 section 4)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._validate import InputError, as_choice, as_count
+from crfield.dense import DenseCRF
+from crfield.learning.journal import Journal
+from crfield.learning.objective import Example, Inference, Objective, Point, evaluate_image
+from crfield.learning.optimizers import minimize
+from crfield.learning.parameters import Parameters, Vector
+from crfield.losses import (
+    VOID,
+    ExpectedHamming,
+    IntersectionOverUnion,
+    LogLikelihood,
+    Loss,
+    RobustLogLikelihood,
+    class_weights,
+)
+from crfield.metrics import mean_iou
+
+LOSSES: dict[str, type[Loss]] = {
+    "log_likelihood": LogLikelihood,
+    "robust": RobustLogLikelihood,
+    "hamming": ExpectedHamming,
+    "iou": IntersectionOverUnion,
+}
+
+# Weak towards the start; a recalibration and the off-diagonal of mu have many entries to overfit.
+DEFAULT_L2 = {"unary": 1e-3, "compat": 1e-5, "off_diagonal": 1e-3, "kernel": 1e-4}
+
+
+@dataclass
+class LearningReport:
+    """The course of learning: one entry an iteration, the start included."""
+
+    losses: list[float] = field(default_factory=list)
+    mean_ious: list[float] = field(default_factory=list)
+    gradient_norms: list[float] = field(default_factory=list)
+    validation_ious: list[float] = field(default_factory=list)
+    n_evaluations: int = 0
+    best_iteration: int = 0
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The model that learning ended with, and how it got there."""
+
+    model: DenseCRF
+    report: LearningReport
+
+
+def make_loss(
+    name: str, examples: Sequence[Example], n_labels: int, *, power: float = 0.25,
+    void: int | None = VOID,
+) -> Loss:
+    """A loss by name with class weights n_l^-power from the examples' labels."""
+    as_choice(name, "loss", LOSSES)
+    if name == "iou":
+        return IntersectionOverUnion(void=void)
+    counts = np.zeros(n_labels)
+    for example in examples:
+        truth = np.asarray(example.truth).reshape(-1)
+        known = truth if void is None else truth[truth != void]
+        counts += np.bincount(known, minlength=n_labels)[:n_labels]
+    return LOSSES[name](class_weights(counts, power), void)
+
+
+def learn(
+    model: DenseCRF,
+    examples: Sequence[Example],
+    *,
+    loss: str | Loss = "iou",
+    groups: Sequence[str] = ("unary", "compat", "kernel"),
+    optimizer: str = "cg",
+    inference: Inference | None = None,
+    l2: dict[str, float] | None = None,
+    max_iter: int = 30,
+    patience: int = 5,
+    validation: Sequence[Example] | None = None,
+    n_jobs: int = 1,
+    project: bool = True,
+    batch_size: int = 8,
+    step_size: float = 0.02,
+    seed: int = 0,
+    journal: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: Callable[[int, LearningReport], Any] | None = None,
+) -> Learned:
+    """Minimise a loss over the marginals of mean-field inference by the model's parameters.
+
+    Parameters
+    ----------
+    model : where to start; its compatibilities' families and its kernels are what is learned.
+    examples : images with costs and true labels; looked up by index in every pass.
+    loss : "iou" (over the whole set), "hamming", "robust", "log_likelihood", or a `Loss`.
+    groups : what to learn, of "unary" (a recalibration of the costs), "compat" and "kernel".
+    optimizer : "cg", "lbfgs", "adam" or "sgd"; `max_iter` iterations or epochs.
+    l2 : ridge towards the start for "unary", "compat", "off_diagonal" and "kernel".
+    validation : examples to stop on; the iterate with the best mean IoU there is returned, and
+        learning stops after `patience` iterations without a better one.
+    n_jobs : images at a time, through joblib.
+    project : keep compatibilities within the convergence guarantee.
+    journal, resume : a file that records every evaluation, and whether to take up its run.
+    progress : called as progress(iteration, report) after each iteration; True stops.
+    """
+    inference = Inference() if inference is None else inference
+    if inference.algorithm == "sequential":
+        raise InputError(
+            "learning goes back through parallel updates, got algorithm 'sequential'; "
+            "use 'concave', 'cccp' or 'parallel'."
+        )
+    iterations = as_count(max_iter, "max_iter", 0)
+    parameters = Parameters(model, groups, project=project)
+    chosen = loss if isinstance(loss, Loss) else make_loss(loss, examples, model.n_labels)
+    objective = Objective(
+        parameters, examples, chosen, inference, l2={**DEFAULT_L2, **(l2 or {})}, n_jobs=n_jobs
+    )
+    purpose = {
+        "format": "crfield.journal", "version": 1, "groups": list(groups), "optimizer": optimizer,
+        "loss": type(chosen).__name__, "inference": dataclasses.asdict(inference),
+        "n_examples": len(examples), "seed": seed, "batch_size": batch_size,
+        "step_size": step_size, "l2": {**DEFAULT_L2, **(l2 or {})}, "project": project,
+        "start": [float(v).hex() for v in parameters.start],
+    }
+    size = len(parameters.start)
+    record = Journal(journal, purpose, size, model.n_labels, resume=resume)
+    report = LearningReport()
+    latest: dict[bytes, Point] = {}
+    best: tuple[float, Vector] = (-np.inf, parameters.start)
+
+    def evaluate(vector: Vector, indices: Sequence[int] | None) -> Point:
+        point = record.recall(vector)
+        if point is None:
+            point = objective(vector, indices)
+            record.record(vector, point)
+        report.n_evaluations += 1
+        latest.clear()
+        latest[vector.tobytes()] = point
+        return point
+
+    def watch(vector: Vector) -> bool:
+        nonlocal best
+        point = latest.get(vector.tobytes()) or evaluate(vector, None)
+        report.losses.append(point.loss)
+        report.mean_ious.append(mean_iou(point.confusion))
+        report.gradient_norms.append(float(np.linalg.norm(point.gradient)))
+        score = -point.value
+        if validation is not None:
+            score = _validate(parameters.build(vector), validation, chosen, inference)
+            report.validation_ious.append(score)
+        if score > best[0]:
+            best = (score, vector.copy())
+            report.best_iteration = len(report.losses) - 1
+        stale = len(report.losses) - 1 - report.best_iteration >= patience
+        asked = bool(progress(len(report.losses) - 1, report)) if progress is not None else False
+        return asked or (validation is not None and stale)
+
+    if not watch(parameters.start) and iterations:
+        minimize(
+            evaluate, parameters.start, optimizer, iterations, watch, n_examples=len(examples),
+            batch_size=batch_size, step_size=step_size, seed=seed,
+        )
+    return Learned(parameters.build(best[1]), report)
+
+
+def _validate(
+    model: DenseCRF, examples: Sequence[Example], loss: Loss, inference: Inference
+) -> float:
+    """Mean IoU of the model's labels on other images."""
+    confusion: NDArray[np.int64] = np.zeros((model.n_labels, model.n_labels), np.int64)
+    for index in range(len(examples)):
+        entry = evaluate_image(model, examples[index], loss, inference, None, False, 1)
+        confusion += entry.confusion
+    return mean_iou(confusion)

@@ -1,0 +1,253 @@
+"""A model's parameters as one vector, and gradients carried back to it.
+
+Positive numbers (Potts weights, attractions, widths) are logarithms in the vector; covariances are
+Cholesky factors with logarithmic diagonals. A symmetric compatibility is its upper triangle; with
+`project` the model uses the nearest matrix that has the convergence guarantee,
+mu - PmuP + NSD(PmuP), and the gradient goes through the projection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._validate import InputError
+from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric, center
+from crfield.dense import DenseCRF
+from crfield.kernels import Kernel
+
+Vector = NDArray[np.float64]
+
+# What can be learned; "off_diagonal" regularises the part of a symmetric mu that "compat" holds.
+GROUPS = ("unary", "compat", "kernel")
+
+
+@dataclass(frozen=True)
+class ModelGradient:
+    """Gradients of one image or the sum over many, by the model's raw quantities.
+
+    recalibration : (L, L + 1).
+    compatibility : for each term dL / d(w mu), (L, L).
+    widths : for each term g'f, (D, D), with g the gradient by the scaled features f.
+    """
+
+    recalibration: Vector
+    compatibility: list[Vector]
+    widths: list[Vector]
+
+    def __add__(self, other: ModelGradient) -> ModelGradient:
+        return ModelGradient(
+            self.recalibration + other.recalibration,
+            [a + b for a, b in zip(self.compatibility, other.compatibility, strict=True)],
+            [a + b for a, b in zip(self.widths, other.widths, strict=True)],
+        )
+
+
+class Parameters:
+    """The learned part of a model as a vector.
+
+    model : the start; what is not learned keeps its value.
+    groups : some of "unary" (the recalibration), "compat", "kernel".
+    """
+
+    def __init__(self, model: DenseCRF, groups: Iterable[str], *, project: bool = True) -> None:
+        self.groups = tuple(groups)
+        unknown = set(self.groups) - set(GROUPS)
+        if unknown or not self.groups:
+            raise InputError(
+                f"learn must name some of {', '.join(GROUPS)}, got "
+                f"{', '.join(self.groups) or 'nothing'}; for example unary,compat,kernel."
+            )
+        n = model.n_labels
+        if "unary" in self.groups and model.recalibration is None:
+            identity = np.concatenate([np.eye(n), np.zeros((n, 1))], axis=1)
+            model = dataclasses.replace(model, recalibration=identity)
+        self.model = model
+        self.project = project
+        self._pieces: list[tuple[str, int | None, str, Vector]] = []
+        if "unary" in self.groups:
+            self._pieces.append(("unary", None, "recalibration", model.recalibration.ravel()))
+        for number, term in enumerate(model.terms):
+            if "compat" in self.groups:
+                values = _encode_compatibility(term.compatibility, n)
+                self._pieces.append(("compat", number, "", values))
+            if "kernel" in self.groups:
+                for name in _learned_widths(term.kernel):
+                    values = _encode_widths(getattr(term.kernel, name))
+                    self._pieces.append(("kernel", number, name, values))
+        self.start = np.concatenate([piece[3] for piece in self._pieces])
+
+    def decay(self, l2: dict[str, float]) -> Vector:
+        """The ridge of each entry; "off_diagonal" is its own group of a symmetric mu."""
+        parts = []
+        for group, number, _, values in self._pieces:
+            coefficient = np.full(values.shape, float(l2.get(group, 0.0)))
+            if group == "compat" and number is not None:
+                compatibility = self.model.terms[number].compatibility
+                if isinstance(compatibility, Symmetric):
+                    rows, columns = np.triu_indices(self.model.n_labels)
+                    coefficient[rows != columns] = float(
+                        l2.get("off_diagonal", l2.get("compat", 0.0))
+                    )
+            parts.append(coefficient)
+        return np.concatenate(parts)
+
+    def build(self, vector: Vector) -> DenseCRF:
+        """The model with the vector's values."""
+        terms = list(self.model.terms)
+        recalibration = self.model.recalibration
+        for (group, number, name, _), values in zip(self._pieces, self._split(vector), strict=True):
+            if number is None:
+                recalibration = values.reshape(recalibration.shape)
+            elif group == "compat":
+                compatibility = self._compatibility(terms[number].compatibility, values)
+                terms[number] = dataclasses.replace(terms[number], compatibility=compatibility)
+            else:
+                kernel = terms[number].kernel
+                widths = _decode_widths(values, getattr(kernel, name))
+                changed: Any = dataclasses.replace(kernel, **{name: widths})
+                terms[number] = dataclasses.replace(terms[number], kernel=changed)
+        return DenseCRF(self.model.n_labels, terms, recalibration)
+
+    def chain(self, vector: Vector, gradient: ModelGradient, grid_dim: int) -> Vector:
+        """dL / d vector from the gradients by the model's raw quantities."""
+        parts = []
+        for (group, number, name, _), values in zip(self._pieces, self._split(vector), strict=True):
+            if number is None:
+                parts.append(gradient.recalibration.ravel())
+                continue
+            term = self.model.terms[number]
+            if group == "compat":
+                by_mu = term.weight * gradient.compatibility[number]
+                parts.append(self._chain_compatibility(term.compatibility, values, by_mu))
+            else:
+                inner = gradient.widths[number]
+                blocks = dict(term.kernel.width_blocks(len(inner), grid_dim))
+                block = inner[blocks[name], blocks[name]]
+                parts.append(_chain_widths(values, getattr(term.kernel, name), block))
+        return np.concatenate(parts)
+
+    def _split(self, vector: Vector) -> list[Vector]:
+        ends = np.cumsum([len(piece[3]) for piece in self._pieces])[:-1]
+        return np.split(vector, ends)
+
+    def _compatibility(self, like: Compatibility, values: Vector) -> Compatibility:
+        if isinstance(like, Potts):
+            return Potts(float(np.exp(values[0])))
+        if isinstance(like, Diagonal):
+            return Diagonal(np.exp(values))
+        mu = Symmetric(_from_triangle(values))
+        return mu.project(len(mu.values)) if self.project else mu
+
+    def _chain_compatibility(self, like: Compatibility, values: Vector, by_mu: Vector) -> Vector:
+        if isinstance(like, Potts):
+            # b sums to 0 over labels, so that the whole of G does: sum over a != b is -trace.
+            return np.array([-np.trace(by_mu) * np.exp(values[0])])
+        if isinstance(like, Diagonal):
+            return np.asarray(-np.diag(by_mu) * np.exp(values))
+        symmetric = 0.5 * (by_mu + by_mu.T)
+        if self.project:
+            symmetric = _chain_projection(_from_triangle(values), symmetric)
+        rows, columns = np.triu_indices(len(symmetric))
+        return np.asarray(symmetric[rows, columns] * np.where(rows == columns, 1.0, 2.0))
+
+
+def zero_gradient(model: DenseCRF, dims: Sequence[int]) -> ModelGradient:
+    """The gradient of nothing, to start a sum with."""
+    n = model.n_labels
+    return ModelGradient(
+        np.zeros((n, n + 1)), [np.zeros((n, n)) for _ in model.terms],
+        [np.zeros((d, d)) for d in dims],
+    )
+
+
+def _encode_compatibility(compatibility: Compatibility, n_labels: int) -> Vector:
+    if isinstance(compatibility, (Potts, Diagonal)):
+        values = np.atleast_1d(
+            compatibility.weight if isinstance(compatibility, Potts) else compatibility.alpha
+        )
+        if (values <= 0).any():
+            raise InputError(
+                "compatibilities to be learned must start above 0, got "
+                f"{float(values.min()):g}; start from a small positive number."
+            )
+        return np.asarray(np.log(values), np.float64)
+    mu = compatibility.matrix(n_labels)
+    return np.asarray(mu[np.triu_indices(n_labels)])
+
+
+def _from_triangle(values: Vector) -> Vector:
+    n = int((np.sqrt(8 * len(values) + 1) - 1) / 2)
+    mu = np.zeros((n, n))
+    mu[np.triu_indices(n)] = values
+    return mu + np.triu(mu, 1).T
+
+
+def _chain_projection(mu: Vector, g: Vector) -> Vector:
+    """The adjoint derivative of mu - PmuP + NSD(PmuP) at mu, applied to g (Daleckii and Krein)."""
+    values, vectors = np.linalg.eigh(center(mu))
+    clipped = np.minimum(values, 0.0)
+    gap = values[:, None] - values[None, :]
+    slope = (values < 0).astype(float)
+    same = np.abs(gap) < 1e-12 * max(float(np.abs(values).max()), 1e-300)
+    divided = np.where(
+        same, 0.5 * (slope[:, None] + slope[None, :]),
+        (clipped[:, None] - clipped[None, :]) / np.where(same, 1.0, gap),
+    )
+    inner = vectors @ (divided * (vectors.T @ g @ vectors)) @ vectors.T
+    return np.asarray(g - center(g) + center(inner))
+
+
+def _learned_widths(kernel: Kernel) -> list[str]:
+    if kernel.shape != "gaussian":
+        raise InputError(
+            f"only Gaussian kernels can be learned, got shape {kernel.shape!r}; "
+            "leave 'kernel' out of what is learned."
+        )
+    return [name for name in kernel.array_fields if getattr(kernel, name) is not None]
+
+
+def _encode_widths(widths: Any) -> Vector:
+    array = np.asarray(widths, np.float64)
+    if array.ndim < 2:
+        return np.log(np.atleast_1d(array))
+    factor = np.linalg.cholesky(array)
+    np.fill_diagonal(factor, np.log(np.diag(factor)))
+    return np.asarray(factor[np.tril_indices(len(factor))], np.float64)
+
+
+def _factor(values: Vector, like: Vector) -> Vector:
+    factor = np.zeros_like(like)
+    factor[np.tril_indices(len(like))] = values
+    np.fill_diagonal(factor, np.exp(np.diag(factor)))
+    return factor
+
+
+def _decode_widths(values: Vector, like: Any) -> Any:
+    array = np.asarray(like, np.float64)
+    if array.ndim == 0:
+        return float(np.exp(values[0]))
+    if array.ndim == 1:
+        return np.exp(values)
+    factor = _factor(values, array)
+    return factor @ factor.T
+
+
+def _chain_widths(values: Vector, like: Any, inner: Vector) -> Vector:
+    """From g'f to the encoded widths: f = raw / sigma gives df_d / dlog sigma_d = -f_d, and
+    f = C^-1 raw gives dL / dC = -C^-T (g'f), C the Cholesky factor.
+    """
+    array = np.asarray(like, np.float64)
+    if array.ndim == 0:
+        return np.array([-np.trace(inner)])
+    if array.ndim == 1:
+        return np.asarray(-np.diag(inner))
+    factor = _factor(values, array)
+    by_factor = -np.linalg.solve(factor.T, inner)
+    by_factor[np.diag_indices(len(factor))] *= np.diag(factor)
+    return np.asarray(by_factor[np.tril_indices(len(factor))])
