@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 
 import reference
 from crfield import (
+    Bilateral,
+    DenseCRF,
     InputError,
+    Pairwise,
+    Potts,
     unary_from_features,
     unary_from_labels,
     unary_from_logits,
@@ -55,3 +59,24 @@ def test_logits_and_features_are_log_linear():
     assert np.allclose(unary_from_features(h, weights), np.einsum("abf,lf->abl", h, weights))
     with pytest.raises(InputError, match="one row of weights a label"):
         unary_from_features(h, weights.T)
+
+
+def test_recalibration_is_a_logistic_unary_inside_the_model(tmp_path):
+    rng = np.random.default_rng(1)
+    costs, matrix = rng.normal(size=(4, 5, 3)), rng.normal(size=(3, 4))
+    image = rng.integers(0, 255, (4, 5, 3), dtype=np.uint8)
+    terms = [Pairwise(Bilateral(3, 40), Potts(1))]
+    with_constant = np.concatenate([costs, np.ones((4, 5, 1))], -1)
+    plain = DenseCRF(3, terms).infer(image, unary_from_features(with_constant, matrix))
+    model = DenseCRF(3, terms, matrix)
+    model.save(tmp_path / "model.safetensors")
+    for given in (model, DenseCRF.load(tmp_path / "model.safetensors")):
+        result = given.infer(image, costs)
+        assert np.allclose(result.marginals, plain.marginals, atol=1e-12)
+        assert np.allclose(result.free_energies, plain.free_energies)
+    labels = plain.labels
+    assert model.energy(image, labels, costs) == pytest.approx(
+        DenseCRF(3, terms).energy(image, labels, unary_from_features(with_constant, matrix))
+    )
+    with pytest.raises(InputError, match=r"shape \(3, 4\)"):
+        DenseCRF(3, terms, np.eye(3))
