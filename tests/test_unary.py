@@ -70,8 +70,8 @@ def test_recalibration_is_a_logistic_unary_inside_the_model(tmp_path):
     plain = DenseCRF(3, terms).infer(image, unary_from_features(with_constant, matrix))
     model = DenseCRF(3, terms, matrix)
     model.save(tmp_path / "model.safetensors")
-    for given in (model, DenseCRF.load(tmp_path / "model.safetensors")):
-        result = given.infer(image, costs)
+    for saved in (model, DenseCRF.load(tmp_path / "model.safetensors")):
+        result = saved.infer(image, costs)
         assert np.allclose(result.marginals, plain.marginals, atol=1e-12)
         assert np.allclose(result.free_energies, plain.free_energies)
     labels = plain.labels

@@ -79,22 +79,17 @@ def backpropagate(
         for m, (term, mu) in enumerate(zip(problem.terms, mus, strict=True)):
             pushed = b @ mu
             g += term.operator.apply_transpose(pushed)
-            compatibility[m] += b.T.astype(np.float64) @ old.filtered[m]
+            compatibility[m] += b.T @ old.filtered[m]
             diagonal, strength = problem.diagonals[m], problem.strengths[m]
-            shift = shifts[m] if shifts else 0.0
-            own = np.zeros(len(b), b.dtype)  # coefficient of q_old in e beside K q_old
+            inside = _self_strength(strength, shifts[m] if shifts else 0.0, b)  # with q_new
+            beside = inside  # with q_old, in e beside K q_old
             if diagonal is not None:
-                own -= diagonal
-            if strength is not None:
-                own += strength
-            own += shift
-            inside = shift + (0.0 if strength is None else strength)  # coefficient of q_new
-            g += own[:, None] * pushed
-            if own.any():
-                compatibility[m] += (own[:, None] * b).T.astype(np.float64) @ old.marginals
-            if np.any(inside):
-                scaled = np.broadcast_to(inside, own.shape)[:, None] * b
-                compatibility[m] -= scaled.T.astype(np.float64) @ new.marginals
+                beside = -diagonal[:, None] if inside is None else inside - diagonal[:, None]
+            if beside is not None:
+                g += beside * pushed
+                compatibility[m] += (beside * b).T @ old.marginals
+            if inside is not None:
+                compatibility[m] -= (inside * b).T @ new.marginals
             if widths[m]:
                 by_features = term.operator.features_grad(pushed, old.marginals)
                 if diagonal is not None:
@@ -111,6 +106,16 @@ def backpropagate(
             b = start * ((start * g).sum(1, keepdims=True) - g)
         unary += b
     return Gradients(unary, compatibility, features)
+
+
+def _self_strength(
+    strength: FloatArray | None, shift: float, like: FloatArray
+) -> FloatArray | None:
+    """s as a column (N, 1), or None where it is zero."""
+    if strength is None and shift == 0.0:
+        return None
+    column = np.full((len(like), 1), shift, like.dtype)
+    return column if strength is None else column + strength[:, None]
 
 
 def apply_jacobian(
