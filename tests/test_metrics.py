@@ -10,7 +10,9 @@ from crfield.metrics import (
     confusion_matrix,
     iou_per_label,
     mean_iou,
+    paired_bootstrap,
     pixel_accuracy,
+    trimap_confusion,
 )
 
 TRUTH = np.array([[0, 0, 1], [1, 1, 255]], np.uint8)
@@ -117,3 +119,147 @@ def test_wrong_label_maps_are_explained(arguments, message):
 def test_wrong_confusions_are_explained(score, confusion, message):
     with pytest.raises(InputError, match=message):
         score(confusion)
+
+
+def trimap_pixel_by_pixel(truth, width, void):
+    """The band of a trimap by its definition."""
+    places = list(np.ndindex(truth.shape))
+    near = np.zeros(truth.shape, bool)
+    border = [
+        place
+        for place in places
+        for axis in range(truth.ndim)
+        for step in (-1, 1)
+        if 0 <= place[axis] + step < truth.shape[axis]
+        and void not in (truth[place], truth[_moved(place, axis, step)])
+        and truth[place] != truth[_moved(place, axis, step)]
+    ]
+    for place in places:
+        near[place] = any(np.linalg.norm(np.subtract(place, b)) < width for b in border)
+    return near
+
+
+def _moved(place, axis, step):
+    return (*place[:axis], place[axis] + step, *place[axis + 1 :])
+
+
+def test_trimap_by_hand():
+    truth = np.array([[0, 0, 0, 0, 1, 1, 1, 255, 2, 2]])
+    predicted = np.where(truth == 255, 77, truth)
+    assert np.diagonal(trimap_confusion(truth, predicted, 3, 1)).tolist() == [1, 1, 0]
+    assert np.diagonal(trimap_confusion(truth, predicted, 3, 2)).tolist() == [2, 2, 0]
+    assert np.diagonal(trimap_confusion(truth, predicted, 3, 5)).tolist() == [4, 3, 1]
+
+
+@given(
+    hnp.arrays(
+        np.int16,
+        st.one_of(hnp.array_shapes(min_dims=1, max_dims=2, max_side=7), st.just((3, 4, 3))),
+        elements=st.sampled_from([0, 0, 0, 0, 1, 9]),
+    ),
+    st.sampled_from([0.5, 1, 1.2, 1.5, 2, 2.3, 3, 4, 20]),
+)
+def test_trimap_matches_its_definition(truth, width):
+    predicted = np.arange(truth.size).reshape(truth.shape) % 2
+    near = trimap_pixel_by_pixel(truth, width, void=9)
+    expected = confusion_matrix(truth[near], predicted[near], 2, void=9)
+    counts = trimap_confusion(truth, predicted, 2, width, void=9)
+    np.testing.assert_array_equal(counts, expected)
+
+
+def test_trimap_ends_before_its_width():
+    truth = np.full((5, 5), 255)
+    truth[0, :2] = 0, 1
+    truth[4, 4] = 0  # three columns and four rows from the border
+    assert trimap_confusion(truth, truth, 2, 5).sum() == 2
+    assert trimap_confusion(truth, truth, 2, 5.01).sum() == 3
+
+
+def test_wide_trimap_is_the_whole_image_and_one_label_has_none():
+    counts = confusion_matrix(TRUTH, PREDICTED, 3)
+    np.testing.assert_array_equal(trimap_confusion(TRUTH, PREDICTED, 3, 1e200), counts)
+    assert trimap_confusion(np.zeros((4, 4), int), np.ones((4, 4), int), 2, 100).sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([0, 1], [0, 1], 2, 0), "width must be positive, got 0"),
+        (([0, 1], [0, 1], 2, "3"), "width must be a number"),
+        (([0, 0, 0, 1], [5, 0, 0, 1], 2, 1), r"predicted must hold labels .* got 5 at index"),
+        (([0, 1], [0, 1, 1], 2, 1), "one shape"),
+    ],
+)
+def test_wrong_trimaps_are_explained(arguments, message):
+    with pytest.raises(InputError, match=message):
+        trimap_confusion(*arguments)
+
+
+def some_confusions(n_images, seed, share):
+    """Counts of images whose pixels are right with about the probability `share`."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, 20, (n_images, 3, 3)) * (1 - share)
+    return np.rint(counts + 20 * share * rng.random((n_images, 1, 1)) * np.eye(3)).astype(int)
+
+
+def test_bootstrap_matches_drawing_one_set_at_a_time():
+    a, b = some_confusions(12, 0, 0.7), some_confusions(12, 1, 0.5)
+    difference, low, high = paired_bootstrap(a, b, n_resamples=3000)
+    assert difference == mean_iou(a.sum(0)) - mean_iou(b.sum(0))
+    rng = np.random.default_rng(5)
+    drawn = []
+    for _ in range(3000):
+        images = rng.integers(12, size=12)
+        drawn.append(mean_iou(a[images].sum(0)) - mean_iou(b[images].sum(0)))
+    expected = np.quantile(drawn, [0.025, 0.975])
+    np.testing.assert_allclose([low, high], expected, atol=0.05 * np.ptp(expected))
+    assert low < difference < high
+
+
+def test_bootstrap_is_paired_antisymmetric_and_repeatable():
+    a, b = some_confusions(10, 0, 0.7), some_confusions(10, 1, 0.5)
+    assert paired_bootstrap(a, a, n_resamples=70) == (0, 0, 0)
+    difference, low, high = paired_bootstrap(a, b, pixel_accuracy, 70)
+    reversed_result = paired_bootstrap(b, a, pixel_accuracy, 70)
+    np.testing.assert_allclose(reversed_result, (-difference, -high, -low))
+    assert paired_bootstrap(list(a), list(b), pixel_accuracy, 70) == (difference, low, high)
+    assert paired_bootstrap(a, b, pixel_accuracy, 70, seed=1) != (difference, low, high)
+
+
+def test_bootstrap_of_one_image_has_no_width():
+    a, b = some_confusions(1, 0, 0.7), some_confusions(1, 1, 0.5)
+    difference, low, high = paired_bootstrap(a, b, n_resamples=5)
+    assert difference == low == high
+
+
+def test_bootstrap_interval_is_that_of_the_sets_drawn():
+    a, b = some_confusions(10, 0, 0.7), some_confusions(10, 1, 0.5)
+    difference, low, high = paired_bootstrap(a, b, n_resamples=1)
+    assert low == high != difference
+
+
+@given(st.integers(2, 6), st.integers(0, 100))
+def test_bootstrap_of_a_shift_is_the_shift(n_images, seed):
+    a = some_confusions(n_images, seed, 0.7)
+    result = paired_bootstrap(
+        a, a + np.eye(3, dtype=int), lambda counts: float(np.trace(counts)), 10, seed
+    )
+    np.testing.assert_allclose(result, -3 * n_images)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((np.ones((3, 3)), np.ones((3, 3))), r"confusions_a must .* got shape \(3, 3\)"),
+        ((np.ones((2, 3, 3)), np.ones((2, 3, 4))), r"confusions_b must .* \(2, 3, 4\)"),
+        ((np.ones((0, 3, 3)), np.ones((0, 3, 3))), "confusions_a must"),
+        (([np.ones((2, 2)), np.ones((3, 3))], np.ones((2, 2, 2))), "got several sizes"),
+        ((np.ones((2, 3, 3)), np.ones((3, 3, 3))), "the same images"),
+        ((np.ones((2, 3, 3)), -np.ones((2, 3, 3))), "confusions_b must hold counts of at least"),
+        ((np.zeros((2, 3, 3)), np.ones((2, 3, 3))), "got nan; pass more images"),
+        ((np.ones((2, 3, 3)), np.ones((2, 3, 3)), mean_iou, 0), "n_resamples must be at least 1"),
+    ],
+)
+def test_wrong_bootstraps_are_explained(arguments, message):
+    with pytest.raises(InputError, match=message):
+        paired_bootstrap(*arguments)

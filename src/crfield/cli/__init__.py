@@ -18,6 +18,7 @@ examples:
   crfield refine photo.jpg --probs softmax.npy     a network's probabilities, (H, W, labels)
   crfield refine photo.jpg --labels mask.png       a coarse or scribbled label image
   crfield refine --help                            every option
+  crfield learn data/ --split train -o model       fit a model to images with true labels
 
 exit codes: 0 fine, 1 some images of a batch failed, 2 wrong usage or input, 130 interrupted
 """
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     from crfield import __version__
-    from crfield.cli import demo, refine
+    from crfield.cli import demo, learn, refine
 
     parser = argparse.ArgumentParser(
         prog="crfield",
@@ -68,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"crfield {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     refine.add_command(commands)
+    learn.add_commands(commands)
     demo.add_command(commands)
     return parser
 

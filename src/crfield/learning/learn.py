@@ -49,6 +49,7 @@ class LearningReport:
     validation_ious: list[float] = field(default_factory=list)
     n_evaluations: int = 0
     best_iteration: int = 0
+    best_model: DenseCRF | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def learn(
     record = Journal(journal, purpose, size, model.n_labels, resume=resume)
     report = LearningReport()
     latest: dict[bytes, Point] = {}
-    best: tuple[float, Vector] = (-np.inf, parameters.start)
+    best = -np.inf
 
     def evaluate(vector: Vector, indices: Sequence[int] | None) -> Point:
         point = record.recall(vector)
@@ -158,9 +159,10 @@ def learn(
         if validation is not None:
             score = _validate(parameters.build(vector), validation, chosen, inference)
             report.validation_ious.append(score)
-        if score > best[0]:
-            best = (score, vector.copy())
+        if score > best:
+            best = score
             report.best_iteration = len(report.losses) - 1
+            report.best_model = parameters.build(vector)
         stale = len(report.losses) - 1 - report.best_iteration >= patience
         asked = bool(progress(len(report.losses) - 1, report)) if progress is not None else False
         return asked or (validation is not None and stale)
@@ -170,7 +172,8 @@ def learn(
             evaluate, parameters.start, optimizer, iterations, watch, n_examples=len(examples),
             batch_size=batch_size, step_size=step_size, seed=seed,
         )
-    return Learned(parameters.build(best[1]), report)
+    assert report.best_model is not None
+    return Learned(report.best_model, report)
 
 
 def _validate(

@@ -169,8 +169,10 @@ class Objective:
             return [evaluate_image(model, self.examples[i], *arguments) for i in chosen]
         from joblib import Parallel, delayed
 
+        # Threads, because the work is in compiled code that releases the lock; a cluster's backend
+        # takes precedence over the hint.
         return list(
-            Parallel(n_jobs=self.n_jobs)(
+            Parallel(n_jobs=self.n_jobs, prefer="threads")(
                 delayed(evaluate_image)(model, self.examples[i], *arguments) for i in chosen
             )
         )

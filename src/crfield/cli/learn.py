@@ -1,0 +1,261 @@
+"""`crfield learn` and `crfield evaluate`: parameters from a folder of images with true labels."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._validate import InputError
+from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric
+from crfield.datasets import FolderDataset
+from crfield.dense import DenseCRF, Pairwise
+from crfield.kernels import Bilateral, Spatial
+from crfield.learning import (
+    GROUPS,
+    OPTIMIZERS,
+    Inference,
+    LearningReport,
+    learn,
+    make_loss,
+)
+from crfield.learning.learn import LOSSES
+from crfield.metrics import (
+    class_accuracy,
+    confusion_matrix,
+    iou_per_label,
+    mean_iou,
+    pixel_accuracy,
+)
+
+LEARN_EPILOG = """\
+examples:
+  crfield learn data/ --split train -o model.safetensors
+  crfield learn data/ --split train --validation val -o model.safetensors --jobs 4
+  crfield learn data/ --split train -o model.safetensors --resume     after an interruption
+
+DATASET holds images/, labels/ and unaries/ with one file a name, and NAME.txt for each split; a
+dataset.json there, or --dataset-json, says how the unaries are stored.
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the subcommands `learn` and `evaluate`."""
+    parser = commands.add_parser(
+        "learn", help="learn a model's parameters from images with true labels",
+        description="Learn the parameters of a dense CRF and save the model.",
+        epilog=LEARN_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_dataset(parser)
+    add = parser.add_argument
+    add("-o", "--output", type=Path, required=True, metavar="MODEL", help="file of the model")
+    add("--validation", metavar="SPLIT", help="split to stop on and to choose the model by")
+    add("--start", type=Path, metavar="MODEL",
+        help="model to start from (default: a spatial and a bilateral term)")
+    add("--compatibility", choices=("potts", "diagonal", "symmetric"), default="symmetric",
+        help="family of the bilateral term's compatibility (default: %(default)s)")
+    add("--learn", default=",".join(GROUPS), metavar="GROUPS",
+        help="what to learn (default: %(default)s)")
+    add("--loss", choices=tuple(LOSSES), default="iou", help="(default: %(default)s)")
+    add("--optimizer", choices=OPTIMIZERS, default="cg", help="(default: %(default)s)")
+    add("--max-iter", type=int, default=30, metavar="N",
+        help="iterations of the optimizer (default: %(default)s)")
+    add("--iterations", type=int, default=5, metavar="N",
+        help="iterations of inference (default: %(default)s)")
+    add("--algorithm", choices=("concave", "cccp", "parallel"), default="concave",
+        help="inference (default: %(default)s)")
+    add("--l2", action="append", default=[], metavar="GROUP=X",
+        help="ridge towards the start for unary, compat, off_diagonal or kernel")
+    add("--jobs", type=int, default=1, metavar="N", help="images at a time (default: 1)")
+    add("--seed", type=int, default=0, help="order of mini-batches (default: 0)")
+    add("--resume", action="store_true", help="take up an interrupted run from its journal")
+    add("--quiet", action="store_true", help="print nothing while learning")
+    parser.set_defaults(run=run_learn)
+
+    parser = commands.add_parser(
+        "evaluate", help="score a model on images with true labels",
+        description="Score a model, and its input alone, on a split of a data set.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="file written by learn")
+    _add_dataset(parser)
+    parser.add_argument("--iterations", type=int, default=5, metavar="N",
+                        help="iterations of inference (default: %(default)s)")
+    parser.add_argument("--algorithm", choices=("concave", "cccp", "parallel"), default="concave")
+    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    parser.set_defaults(run=run_evaluate)
+
+
+def run_learn(arguments: argparse.Namespace) -> int:
+    """Learn, saving the best model so far after every iteration."""
+    dataset = _open(arguments, arguments.split)
+    validation = _open(arguments, arguments.validation) if arguments.validation else None
+    model = (
+        DenseCRF.load(arguments.start) if arguments.start
+        else starting_model(dataset.n_labels, arguments.compatibility)
+    )
+    journal = arguments.output.with_name(arguments.output.name + ".journal")
+    begin = time.monotonic()
+
+    def progress(iteration: int, report: LearningReport) -> None:
+        if report.best_model is not None and report.best_iteration == iteration:
+            report.best_model.save(arguments.output)
+        if not arguments.quiet:
+            print(_progress_line(iteration, arguments.max_iter, report, time.monotonic() - begin),
+                  file=sys.stderr, flush=True)
+
+    try:
+        examples = _Remembered(dataset)
+        result = learn(
+            model, examples,
+            loss=make_loss(arguments.loss, examples, dataset.n_labels, void=dataset.void),
+            groups=tuple(word.strip() for word in arguments.learn.split(",") if word.strip()),
+            optimizer=arguments.optimizer, max_iter=arguments.max_iter, n_jobs=arguments.jobs,
+            inference=Inference(arguments.algorithm, "auto", arguments.iterations),
+            l2=_parse_l2(arguments.l2), seed=arguments.seed,
+            validation=None if validation is None else _Remembered(validation),
+            journal=journal, resume=arguments.resume, progress=progress,
+        )
+    except KeyboardInterrupt:
+        print(
+            f"crfield: interrupted; {arguments.output} holds the best model so far if one "
+            "iteration was done, and the same command with --resume goes on.", file=sys.stderr,
+        )
+        return 130
+    result.model.save(arguments.output)
+    report = arguments.output.with_name(arguments.output.name + ".json")
+    facts = {k: v for k, v in dataclasses.asdict(result.report).items() if k != "best_model"}
+    report.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(
+        f"{arguments.output}: loss {result.report.losses[0]:.4f} -> "
+        f"{result.report.losses[result.report.best_iteration]:.4f}, mean IoU "
+        f"{100 * result.report.mean_ious[0]:.2f} -> "
+        f"{100 * result.report.mean_ious[result.report.best_iteration]:.2f} on {arguments.split}"
+    )
+    return 0
+
+
+def run_evaluate(arguments: argparse.Namespace) -> int:
+    """Print the scores of the model and of its input."""
+    model = DenseCRF.load(arguments.model)
+    dataset = _open(arguments, arguments.split)
+    if model.n_labels != dataset.n_labels:
+        raise InputError(
+            f"{arguments.model} has {model.n_labels} labels, the data set {dataset.n_labels}; "
+            "use a model learned for these labels."
+        )
+    n = model.n_labels
+    confusions = {name: np.zeros((n, n), np.int64) for name in ("input", "model")}
+    for example in dataset:
+        result = model.infer(
+            example.image, example.unary, algorithm=arguments.algorithm,
+            max_iter=arguments.iterations, tol=0.0,
+        )
+        found = {"input": np.asarray(example.unary).argmin(-1), "model": result.labels}
+        for name, labels in found.items():
+            confusions[name] += confusion_matrix(example.truth, labels, n, void=dataset.void)
+    scores = {name: _scores(confusion, dataset.class_names) for name, confusion in
+              confusions.items()}
+    if arguments.json:
+        print(json.dumps(scores, indent=1))
+        return 0
+    for name, entry in scores.items():
+        print(
+            f"{name:>6}: mean IoU {entry['mean_iou']:6.2f} %   pixel accuracy "
+            f"{entry['pixel_accuracy']:6.2f} %   class accuracy {entry['class_accuracy']:6.2f} %"
+        )
+    return 0
+
+
+def starting_model(n_labels: int, family: str) -> DenseCRF:
+    """The two terms of `refine` for probabilities, the second with the asked family."""
+    weight = 6.0
+    compatibility: Compatibility = {
+        "potts": Potts(weight),
+        "diagonal": Diagonal(np.full(n_labels, weight)),
+        "symmetric": Symmetric(Potts(weight).matrix(n_labels)),
+    }[family]
+    return DenseCRF(n_labels, [
+        Pairwise(Spatial(3.0), Potts(3.0)), Pairwise(Bilateral(60.0, 8.0), compatibility)
+    ])
+
+
+class _Remembered(Sequence[Any]):
+    """A data set that keeps what it has read: learning visits every image many times."""
+
+    def __init__(self, dataset: FolderDataset) -> None:
+        self._dataset = dataset
+        self._known: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index not in self._known:
+            example = self._dataset[index]
+            if example.unary is None:
+                raise InputError(
+                    f"{example.name} has no unary, which learning starts from; add unaries/ or "
+                    "describe where they are in dataset.json."
+                )
+            self._known[index] = example
+        return self._known[index]
+
+
+def _add_dataset(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dataset", type=Path, metavar="DATASET", help="folder of the data set")
+    parser.add_argument("--split", metavar="NAME", help="NAME.txt in it (default: every image)")
+    parser.add_argument("--dataset-json", type=Path, metavar="FILE",
+                        help="description of the data set, in place of its dataset.json")
+
+
+def _open(arguments: argparse.Namespace, split: str | None) -> FolderDataset:
+    return FolderDataset(arguments.dataset, split, description=arguments.dataset_json)
+
+
+def _parse_l2(pairs: list[str]) -> dict[str, float]:
+    l2 = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        try:
+            if name not in (*GROUPS, "off_diagonal"):
+                raise ValueError
+            l2[name] = float(value)
+        except ValueError:
+            raise InputError(
+                f"--l2 must be GROUP=NUMBER with GROUP one of {', '.join(GROUPS)}, off_diagonal, "
+                f"got {pair!r}; for example --l2 unary=0.001."
+            ) from None
+    return l2
+
+
+def _progress_line(iteration: int, total: int, report: LearningReport, seconds: float) -> str:
+    line = (
+        f"{iteration:3d}/{total}  loss {report.losses[-1]:.4f}  mean IoU "
+        f"{100 * report.mean_ious[-1]:.2f}"
+    )
+    if report.validation_ious:
+        line += f"  validation {100 * report.validation_ious[-1]:.2f}"
+    if iteration:
+        line += f"  about {seconds / iteration * (total - iteration):.0f} s left"
+    return line
+
+
+def _scores(confusion: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any]:
+    per_label = iou_per_label(confusion)
+    return {
+        "mean_iou": 100 * mean_iou(confusion),
+        "pixel_accuracy": 100 * pixel_accuracy(confusion),
+        "class_accuracy": 100 * class_accuracy(confusion),
+        "iou": {
+            name: None if np.isnan(value) else 100 * float(value)
+            for name, value in zip(names, per_label, strict=True)
+        },
+    }

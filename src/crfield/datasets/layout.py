@@ -1,0 +1,238 @@
+"""What the folder of a data set says about itself: description, classes, splits and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crfield._validate import InputError, as_choice, as_count, as_scalar, shown
+from crfield.imagefiles import file_stem, file_suffix
+
+DESCRIPTION_FILE = "dataset.json"
+CLASSES_FILE = "classes.txt"
+UNARY_KINDS = ("probabilities", "log_probabilities", "costs", "features", "labels")
+
+# Label maps are bytes or words.
+_MAX_LABELS = 2**16
+_NOT_SPLITS = ("classes", "readme")
+
+
+@dataclass(frozen=True)
+class UnaryDescription:
+    """Where the unaries of a data set lie and what they are.
+
+    Attributes
+    ----------
+    folder
+        Relative to the root of the data set.
+    kind
+        One of `UNARY_KINDS`.
+    scale
+        Stored numbers times `scale` are what `kind` says.
+    confidence
+        Probability of a label of the kind "labels".
+    """
+
+    folder: str = "unaries"
+    kind: str = "probabilities"
+    scale: float = 1.0
+    confidence: float = 0.7
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `dataset.json` says, with the defaults of what it leaves out."""
+
+    n_labels: int | None = None
+    void: int | None = 255
+    images: str = "images"
+    labels: str = "labels"
+    unaries: UnaryDescription | None = None
+
+
+def read_description(root: Path, override: Mapping[str, Any] | Path | None) -> Description:
+    """The description in the root; keys of `override`, a mapping or a JSON file, come first."""
+    in_root = root / DESCRIPTION_FILE
+    keys: dict[str, Any] = {}
+    if in_root.is_file():
+        keys |= _checked(_read_json(in_root), _CHECKS, str(in_root))
+    if isinstance(override, Path):
+        keys |= _checked(_read_json(override), _CHECKS, str(override))
+    elif override is not None:
+        keys |= _checked(override, _CHECKS, "description")
+    if "unaries" not in keys and (root / UnaryDescription.folder).is_dir():
+        keys["unaries"] = UnaryDescription()
+    return Description(**keys)
+
+
+def read_class_names(path: Path, void: int | None) -> tuple[str, ...]:
+    """Names of the classes 0, 1, ... from lines `grass` or `1 grass`, without a numbered void."""
+    lines = read_lines(path)
+    numbered = [re.fullmatch(r"([0-9]{1,9})\s+(\S.*)", line) for line in lines]
+    if not lines or not all(numbered):
+        return tuple(lines)
+    entries = [(int(match[1]), match[2]) for match in numbered if match]
+    entries = sorted(entry for entry in entries if entry[0] != void)
+    for expected, (index, name) in enumerate(entries):
+        if index != expected:
+            raise InputError(
+                f"{path} must number its classes 0, 1, 2 and so on, got {index} {name!r} in place "
+                f"of {expected}; correct the numbers or leave them all out."
+            )
+    return tuple(name for _, name in entries)
+
+
+def read_split(root: Path, split: str) -> list[str]:
+    """The names in `split`.txt, in its order."""
+    known = sorted(
+        path.stem for path in root.glob("*.txt") if path.stem.lower() not in _NOT_SPLITS
+    )
+    if split not in known:
+        raise InputError(
+            f"split must be one of {', '.join(map(repr, known)) or '(none)'} in {root}, got "
+            f"{shown(split)}; pick one of them or write the names of its images to a text file."
+        )
+    path = root / f"{split}.txt"
+    names = read_lines(path)
+    if not names:
+        raise InputError(f"{path} must name at least one image, got none; write one name a line.")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{path} must name an image once, got {name!r} twice; remove one.")
+        seen.add(name)
+    return names
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines of a text file without blanks around them and without empty ones."""
+    return [line.strip() for line in _read_text(path).splitlines() if line.strip()]
+
+
+def files_by_name(folder: Path, suffixes: Collection[str]) -> dict[str, list[Path]]:
+    """Files of a folder that end in one of `suffixes`, by their name without it."""
+    if not folder.is_dir():
+        raise InputError(
+            f"expected a folder {folder}, but there is none; create it, or name another one in "
+            f"{DESCRIPTION_FILE}."
+        )
+    with os.scandir(folder) as entries:
+        paths = sorted(folder / entry.name for entry in entries if entry.is_file())
+    found: dict[str, list[Path]] = {}
+    for path in paths:
+        if file_suffix(path).lower() in suffixes and not path.name.startswith("."):
+            found.setdefault(file_stem(path), []).append(path)
+    return found
+
+
+def one_each(found: Mapping[str, list[Any]], names: Iterable[str], what: str) -> dict[str, Any]:
+    """The only place of each name; none, or a second one, is an error."""
+    missing = [name for name in names if name not in found]
+    if missing:
+        others = f" and {len(missing) - 1} other names" if len(missing) > 1 else ""
+        raise InputError(
+            f"expected {what} for {missing[0]!r}{others}, but there is nothing of the kind; add "
+            "the file or take the name out of the split."
+        )
+    for name in names:
+        if len(found[name]) > 1:
+            first, second = found[name][:2]
+            raise InputError(
+                f"expected one file with {what} for {name!r}, but got {first} and {second}; "
+                "remove or rename one."
+            )
+    return {name: found[name][0] for name in names}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = (error.strerror or "no access").lower()
+        raise InputError(f"cannot read {path}: {reason}; check the file and its rights.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} must be UTF-8 text, got other bytes; save it again.") from error
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(_read_text(path))
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
+        detail = " ".join(str(error).split())
+        raise InputError(f"{path} must hold JSON, got text ({detail}); correct it.") from error
+
+
+def _checked(values: Any, checks: Mapping[str, Callable[..., Any]], origin: str) -> dict[str, Any]:
+    known = ", ".join(map(repr, checks))
+    if not isinstance(values, Mapping):
+        raise InputError(
+            f"{origin} must be an object with the keys {known}, got {shown(values)}; "
+            "put braces around the keys."
+        )
+    for key in values:
+        if key not in checks:
+            raise InputError(
+                f"{origin} must have no other keys than {known}, got {shown(key)}; "
+                "correct or remove it."
+            )
+    return {key: checks[key](value, f"{key!r} in {origin}") for key, value in values.items()}
+
+
+def _as_n_labels(value: Any, name: str) -> int:
+    return as_count(value, name, maximum=_MAX_LABELS)
+
+
+def _as_void(value: Any, name: str) -> int | None:
+    return None if value is None else as_count(value, name, minimum=-1, maximum=_MAX_LABELS - 1)
+
+
+def _as_folder(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InputError(
+            f"{name} must be the name of a folder, got {shown(value)}; give it as a string."
+        )
+    return value
+
+
+def _as_kind(value: Any, name: str) -> str:
+    return as_choice(value, name, UNARY_KINDS)
+
+
+def _as_scale(value: Any, name: str) -> float:
+    scale = as_scalar(value, name)
+    if scale == 0:
+        raise InputError(f"{name} must not be zero, got 0; use 1 to take numbers as they are.")
+    return scale
+
+
+def _as_unaries(value: Any, name: str) -> UnaryDescription | None:
+    return None if value is None else UnaryDescription(**_checked(value, _UNARY_CHECKS, name))
+
+
+def _as_confidence(value: Any, name: str) -> float:
+    confidence = as_scalar(value, name)
+    if not 0 < confidence < 1:
+        raise InputError(f"{name} must lie between 0 and 1, got {confidence:g}; try 0.7.")
+    return confidence
+
+
+_CHECKS: dict[str, Callable[..., Any]] = {
+    "n_labels": _as_n_labels,
+    "void": _as_void,
+    "images": _as_folder,
+    "labels": _as_folder,
+    "unaries": _as_unaries,
+}
+_UNARY_CHECKS: dict[str, Callable[..., Any]] = {
+    "folder": _as_folder,
+    "kind": _as_kind,
+    "scale": _as_scale,
+    "confidence": _as_confidence,
+}
