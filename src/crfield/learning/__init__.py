@@ -1,5 +1,18 @@
 """Learning every parameter of a dense CRF."""
 
+from crfield.learning.baselines import (
+    METRICS,
+    Searched,
+    SearchReport,
+    approximate_likelihood,
+    generative_kernel,
+    grid_search,
+    local_search,
+    perturbed,
+    piecewise,
+    potts_grid,
+    random_search,
+)
 from crfield.learning.learn import (
     DEFAULT_L2,
     Learned,
@@ -14,6 +27,7 @@ from crfield.learning.parameters import GROUPS, Parameters
 __all__ = [
     "DEFAULT_L2",
     "GROUPS",
+    "METRICS",
     "OPTIMIZERS",
     "Example",
     "Inference",
@@ -21,6 +35,16 @@ __all__ = [
     "LearningReport",
     "Objective",
     "Parameters",
+    "SearchReport",
+    "Searched",
+    "approximate_likelihood",
+    "generative_kernel",
+    "grid_search",
     "learn",
+    "local_search",
     "make_loss",
+    "perturbed",
+    "piecewise",
+    "potts_grid",
+    "random_search",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_choice, as_count
+from crfield._validate import as_choice, as_count
 from crfield.dense import DenseCRF
 from crfield.learning.journal import Journal
 from crfield.learning.objective import Example, Inference, Objective, Point, evaluate_image
@@ -115,11 +115,6 @@ def learn(
     progress : called as progress(iteration, report) after each iteration; True stops.
     """
     inference = Inference() if inference is None else inference
-    if inference.algorithm == "sequential":
-        raise InputError(
-            "learning goes back through parallel updates, got algorithm 'sequential'; "
-            "use 'concave', 'cccp' or 'parallel'."
-        )
     iterations = as_count(max_iter, "max_iter", 0)
     parameters = Parameters(model, groups, project=project)
     chosen = loss if isinstance(loss, Loss) else make_loss(loss, examples, model.n_labels)
@@ -136,22 +131,26 @@ def learn(
     size = len(parameters.start)
     record = Journal(journal, purpose, size, model.n_labels, resume=resume)
     report = LearningReport()
-    latest: dict[bytes, Point] = {}
+    latest: dict[bytes, Point] = {}  # the last point over all examples: often asked for twice
     best = -np.inf
 
     def evaluate(vector: Vector, indices: Sequence[int] | None) -> Point:
+        known = latest.get(vector.tobytes()) if indices is None else None
+        if known is not None:
+            return known
         point = record.recall(vector)
         if point is None:
             point = objective(vector, indices)
             record.record(vector, point)
         report.n_evaluations += 1
         latest.clear()
-        latest[vector.tobytes()] = point
+        if indices is None:
+            latest[vector.tobytes()] = point
         return point
 
     def watch(vector: Vector) -> bool:
         nonlocal best
-        point = latest.get(vector.tobytes()) or evaluate(vector, None)
+        point = evaluate(vector, None)
         report.losses.append(point.loss)
         report.mean_ious.append(mean_iou(point.confusion))
         report.gradient_norms.append(float(np.linalg.norm(point.gradient)))

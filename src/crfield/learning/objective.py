@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from crfield import _native
 from crfield._parallel import usable_cores
-from crfield._validate import InputError
+from crfield._validate import FloatArray, InputError, as_choice, as_count, as_floats
 from crfield.dense import DenseCRF
 from crfield.features import observe
+from crfield.filters import METHODS
 from crfield.gradient import backpropagate
 from crfield.learning.parameters import ModelGradient, Parameters, Vector
 from crfield.losses import Loss, Totals
@@ -45,6 +46,16 @@ class Inference:
     filter: str = "auto"
     n_iter: int = 5
 
+    def __post_init__(self) -> None:
+        if self.algorithm == "sequential":
+            raise InputError(
+                "learning goes back through parallel updates, got algorithm 'sequential'; "
+                "use 'concave', 'cccp' or 'parallel'."
+            )
+        as_choice(self.algorithm, "algorithm", ("concave", "cccp", "parallel"))
+        as_choice(self.filter, "filter", METHODS)
+        as_count(self.n_iter, "n_iter", 0)
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -65,39 +76,78 @@ class Point:
     confusion: Confusion
 
 
+@dataclass(frozen=True)
+class Unrolled:
+    """Inference on one image with what going back through it needs.
+
+    costs : (N, L) as the example gives them, before recalibration.
+    trace : the states, the start included, if they were kept.
+    """
+
+    problem: Problem
+    costs: FloatArray
+    marginals: FloatArray
+    trace: list[State]
+
+
+def unroll(
+    model: DenseCRF, example: Example, inference: Inference, threads: int, *, keep_states: bool
+) -> Unrolled:
+    """A fixed number of iterations on one image, without the safeguard, whose redone steps would
+    make the loss jump.
+    """
+    check_example(model, example)
+    raw = as_floats(example.unary, "unary")
+    observation = observe(raw.shape[:-1], example.image)
+    costs = model.recalibrate(raw).reshape(-1, model.n_labels)
+    centred = np.empty_like(costs)
+    _native.center_rows(costs, centred, threads)
+    terms = model.build_terms(observation, raw.dtype, inference.filter, 0.0, threads)
+    problem = Problem(
+        centred, terms, self_pairs=inference.algorithm == "concave",
+        convex_self_pairs=inference.algorithm == "cccp", threads=threads, keep_states=keep_states,
+    )
+    trace: list[State] = []
+    outcome = run_parallel(
+        problem, init=None, max_iter=inference.n_iter, tol=-math.inf, guarded=False,
+        trace=trace if keep_states else None,
+    )
+    return Unrolled(problem, raw.reshape(costs.shape), outcome.marginals, trace)
+
+
+def check_example(model: DenseCRF, example: Example) -> None:
+    """Refuse costs for other labels and a truth of another size."""
+    costs, truth = np.shape(example.unary), np.shape(example.truth)
+    if len(costs) < 2 or costs[-1] != model.n_labels:
+        raise InputError(
+            f"unary must have shape (*grid, {model.n_labels}) for {model.n_labels} labels, got "
+            f"{costs}; match n_labels."
+        )
+    if truth != costs[:-1]:
+        raise InputError(
+            f"truth must have the unary's grid {costs[:-1]}, got {truth}; "
+            "pass one true label a variable."
+        )
+
+
 def evaluate_image(
     model: DenseCRF, example: Example, loss: Loss, inference: Inference, totals: Totals | None,
     widths: bool, threads: int,
 ) -> Evaluation:
     """Infer on one image; go back through it if the totals of all images are given."""
-    raw = np.asarray(example.unary)
-    dtype = np.dtype(np.float64 if raw.dtype == np.float64 else np.float32)
-    raw = np.ascontiguousarray(raw, dtype)
-    grid, n_labels = raw.shape[:-1], raw.shape[-1]
+    run = unroll(model, example, inference, threads, keep_states=totals is not None)
+    q, n_labels = run.marginals, model.n_labels
     truth = np.asarray(example.truth).reshape(-1)
-    observation = observe(grid, example.image)
-    costs = model.recalibrate(raw).reshape(-1, n_labels)
-    centred = np.empty_like(costs)
-    _native.center_rows(costs, centred, threads)
-    terms = model.build_terms(observation, dtype, inference.filter, 0.0, threads)
-    backward = totals is not None
-    problem = Problem(
-        centred, terms, self_pairs=inference.algorithm == "concave",
-        convex_self_pairs=inference.algorithm == "cccp", threads=threads, keep_states=backward,
-    )
-    trace: list[State] | None = [] if backward else None
-    outcome = run_parallel(
-        problem, init=None, max_iter=inference.n_iter, tol=-math.inf, guarded=False, trace=trace
-    )
-    q = outcome.marginals
     void = 255 if loss.void is None else loss.void
     confusion = confusion_matrix(truth, q.argmax(1), n_labels, void=void)
     own = loss.totals(q, truth)
-    if trace is None or totals is None:
+    if totals is None:
         return Evaluation(own, confusion, None)
-    found = backpropagate(problem, trace, loss, truth, totals, widths=[widths] * len(terms))
-    ones = np.ones((len(costs), 1), dtype)
-    seen = np.concatenate([raw.reshape(-1, n_labels), ones], axis=1)
+    terms = run.problem.terms
+    found = backpropagate(
+        run.problem, run.trace, loss, truth, totals, widths=[widths] * len(terms)
+    )
+    seen = np.concatenate([run.costs, np.ones((len(q), 1), q.dtype)], axis=1)
     gradient = ModelGradient(
         found.unary.T.astype(np.float64) @ seen,
         [np.asarray(g, np.float64) for g in found.compatibility],

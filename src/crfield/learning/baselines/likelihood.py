@@ -1,0 +1,136 @@
+"""Approximate maximum likelihood of the label compatibilities (KK11 supplement, section 2).
+
+With T the true labels, one-hot, Q the mean-field marginals and K_0 = K - diag(k) a term's kernel
+without self-pairs, the log-likelihood l = -E(T) - log Z has
+
+    dl / d(w mu) = 1/2 (-T'K_0 T + E_P[X'K_0 X])  ~  1/2 (-T'K_0 T + Q'K_0 Q),
+
+entries of mu taken as independent. Tying mu(a, b) = mu(b, a) adds two of them, which is KK11 eq. 11
+(whose last factor is Q_j(b)); for a = b eq. 11 counts every pair twice.
+
+Pixels without a true label are in neither sum: their rows of T and of Q are 0. Estimating mu then
+means matching the pairs of labels among labelled pixels, as many of them in T as in Q, so that the
+entries of the gradient sum to 0 as they must: a constant added to mu changes nothing. Inference
+still sees all pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from crfield._validate import InputError, as_count, as_positive, as_scalar
+from crfield.dense import DenseCRF
+from crfield.filters import KernelOperator
+from crfield.learning.baselines.scoring import choose_inference, summed, visit
+from crfield.learning.learn import DEFAULT_L2, Learned, LearningReport
+from crfield.learning.objective import Confusion, Example, Inference, unroll
+from crfield.learning.parameters import ModelGradient, Parameters, Vector
+from crfield.losses import VOID
+from crfield.metrics import as_label_map, confusion_matrix, mean_iou
+
+# A step grows while its number keeps going one way and shrinks when it has gone too far.
+_GROWTH, _SHRINKAGE, _LARGEST_STEP = 1.2, 0.5, 1.0
+
+
+def approximate_likelihood(
+    model: DenseCRF,
+    examples: Sequence[Example],
+    *,
+    inference: Inference | None = None,
+    l2: dict[str, float] | None = None,
+    max_iter: int = 50,
+    step: float = 0.2,
+    tol: float = 1e-3,
+    project: bool = True,
+    n_jobs: int = 1,
+    progress: Callable[[int, LearningReport], Any] | None = None,
+) -> Learned:
+    """Climb the approximate log-likelihood a pixel by the compatibilities, kernels held fixed.
+
+    Its value is intractable, so that no line search is possible: every number has a step of its
+    own, which follows the sign of the gradient alone. The report's losses stay empty and the last
+    iterate is returned.
+
+    Parameters
+    ----------
+    model : where to start; each term keeps its family, Potts, diagonal or symmetric.
+    l2 : ridge towards the start for "compat" and "off_diagonal", as in `learn`.
+    step : the first step, in logarithms of Potts weights and attractions and in entries of a
+        symmetric mu.
+    tol : stop when all steps are smaller.
+    project : keep symmetric compatibilities within the convergence guarantee.
+    progress : called as progress(iteration, report) after each iteration; True stops.
+    """
+    if not model.terms:
+        raise InputError("model must have pairwise terms, got none; add a Pairwise to learn.")
+    settings = choose_inference(inference)
+    iterations = as_count(max_iter, "max_iter", 0)
+    smallest = as_scalar(tol, "tol")
+    parameters = Parameters(model, ("compat",), project=project)
+    decay = parameters.decay({**DEFAULT_L2, **(l2 or {})})
+    vector = parameters.start
+    steps = np.full(vector.shape, float(as_positive(as_scalar(step, "step"), "step")))
+    before = np.zeros_like(vector)
+    report = LearningReport()
+    while True:
+        report.best_model = current = parameters.build(vector)
+        found, counts = likelihood_gradient(current, examples, settings, n_jobs=n_jobs)
+        uphill = parameters.chain(vector, found, 0) / counts.sum()
+        uphill -= 2.0 * decay * (vector - parameters.start)
+        report.mean_ious.append(mean_iou(counts))
+        report.gradient_norms.append(float(np.linalg.norm(uphill)))
+        report.n_evaluations += 1
+        report.best_iteration = iteration = len(report.mean_ious) - 1
+        asked = bool(progress(iteration, report)) if progress is not None else False
+        if asked or iteration == iterations or steps.max() < smallest:
+            return Learned(current, report)
+        turned = uphill * before < 0
+        steps = np.where(turned, _SHRINKAGE * steps, steps)
+        steps = np.where(
+            uphill * before > 0, np.minimum(_GROWTH * steps, _LARGEST_STEP), steps
+        )
+        # A number that has gone too far waits once, lest one turn be counted as two.
+        before = np.where(turned, 0.0, uphill)
+        vector = vector + steps * np.sign(before)
+
+
+def likelihood_gradient(
+    model: DenseCRF, examples: Sequence[Example], inference: Inference | None = None, *,
+    n_jobs: int = 1,
+) -> tuple[ModelGradient, Confusion]:
+    """The approximate dl / d(w mu) (L, L) of each term, summed over examples, and label counts.
+
+    Only the compatibilities have a gradient here; the other parts of `ModelGradient` are zero.
+    """
+    entries = visit(_image_gradient, model, examples, choose_inference(inference), n_jobs)
+    n = model.n_labels
+    by_term = [
+        np.asarray(np.sum([found[m] for found, _ in entries], axis=0))
+        for m in range(len(model.terms))
+    ]
+    gradient = ModelGradient(np.zeros((n, n + 1)), by_term, [np.zeros((0, 0)) for _ in by_term])
+    return gradient, summed([counts for _, counts in entries])
+
+
+def _image_gradient(
+    model: DenseCRF, example: Example, inference: Inference, threads: int
+) -> tuple[list[Vector], Confusion]:
+    run = unroll(model, example, inference, threads, keep_states=False)
+    known = np.asarray(example.truth) != VOID
+    truth = as_label_map(example.truth, "truth", model.n_labels, ~known)
+    labels = run.marginals.argmax(1).reshape(truth.shape)
+    counts = confusion_matrix(truth, labels, model.n_labels, void=VOID)
+    q = run.marginals * known.reshape(-1, 1)
+    t = np.zeros_like(q)
+    t[np.flatnonzero(known), truth[known]] = 1.0
+    operators = [term.operator for term in run.problem.terms]
+    return [0.5 * (_pairs(operator, q) - _pairs(operator, t)) for operator in operators], counts
+
+
+def _pairs(operator: KernelOperator, x: Any) -> Vector:
+    """x'(K - diag k)x, the kernel-weighted number of ordered pairs of labels, (L, L)."""
+    reached = operator.apply(x) - operator.diagonal()[:, None] * x
+    return np.asarray(x.T.astype(np.float64) @ reached)

@@ -1,0 +1,32 @@
+"""The tutorials run as printed, block after block, in an empty folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from crfield.cli import main
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+@pytest.mark.parametrize("name", ["learning.md"])
+def test_every_block_of_a_tutorial(name, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("scipy")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    ran = 0
+    text = (DOCS / name).read_text("utf-8")
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
+        if language == "python":
+            exec(compile(block, name, "exec"), names)
+            ran += 1
+            continue
+        for line in block.splitlines():
+            if line.startswith("crfield "):
+                assert main(shlex.split(line)[1:]) == 0, (line, capsys.readouterr().err)
+                ran += 1
+    assert ran >= 4
