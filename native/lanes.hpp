@@ -49,6 +49,7 @@ template <class V> inline void store_first(typename Traits<V>::element* p, V v, 
 }
 template <class V> inline V larger(V a, V b) { return a > b ? a : b; }
 template <class V> inline V smaller(V a, V b) { return a < b ? a : b; }
+template <class V> inline V absolute(V x) { return larger(x, -x); }
 // The lanes turned by `By` places; horizontal sums are trees of these.
 template <int By, class V> inline V rotate(V v) {
 #if defined(__clang__)

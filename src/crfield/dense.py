@@ -7,16 +7,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crfield import _native
+from crfield._inputs import as_costs, as_start, check_inference_memory, grid_of
 from crfield._parallel import thread_count
 from crfield._validate import (
     LARGEST_COST,
@@ -28,14 +27,12 @@ from crfield._validate import (
     as_count,
     as_floats,
     as_scalar,
-    check_magnitude,
-    check_memory,
     first_index,
     shown,
     working_dtype,
 )
 from crfield.compatibility import Compatibility
-from crfield.features import Observation, looks_swapped, observe
+from crfield.features import Observation, observe
 from crfield.filters import make_filter
 from crfield.kernels import Kernel
 from crfield.meanfield import (
@@ -49,8 +46,6 @@ from crfield.meanfield import (
 )
 from crfield.modelfile import load_model, save_model
 from crfield.results import InferenceResult, InferenceStatus
-
-LAYOUTS = ("channels_last", "channels_first")
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,11 +179,13 @@ class DenseCRF:
         n_threads = thread_count(threads)
         values = as_array(unary, "unary")
         observation = observe(
-            self._grid(values.shape, layout), image, features, spacing, positions, mask
+            grid_of(values.shape, self.n_labels, layout), image, features, spacing, positions, mask
         )
-        self._check_memory(working_dtype(values), observation)
-        costs = self.recalibrate(_as_costs(values, layout))
-        start = None if init is None else self._check_init(init, costs, layout, observation)
+        check_inference_memory(
+            working_dtype(values), self.n_labels, len(self.terms), observation
+        )
+        costs = self.recalibrate(as_costs(values, layout))
+        start = None if init is None else as_start(init, costs, layout, observation)
 
         flat = observation.select(costs.reshape(-1, self.n_labels))
         centred = np.empty_like(flat)
@@ -237,7 +234,7 @@ class DenseCRF:
         """E(x) of a labelling (*grid,), every pair of different variables counted once."""
         n_threads = thread_count(threads)
         values = as_array(unary, "unary")
-        grid = self._grid(values.shape, layout)
+        grid = grid_of(values.shape, self.n_labels, layout)
         x = as_array(labels, "labels")
         if x.shape != grid or x.dtype.kind not in "iu":
             raise InputError(
@@ -252,8 +249,10 @@ class DenseCRF:
                 "every variable needs a label."
             )
         observation = observe(grid, image, features, spacing, positions, mask)
-        self._check_memory(working_dtype(values), observation)
-        costs = self.recalibrate(_as_costs(values, layout))
+        check_inference_memory(
+            working_dtype(values), self.n_labels, len(self.terms), observation
+        )
+        costs = self.recalibrate(as_costs(values, layout))
         chosen = observation.select(x.reshape(-1)).astype(np.intp)
         flat = observation.select(costs.reshape(-1, self.n_labels))
         onehot = np.zeros(flat.shape, costs.dtype)
@@ -299,65 +298,6 @@ class DenseCRF:
             make_filter(np.zeros((1, 1), dtype), _NO_KERNEL, method, tol=tol, threads=threads)
         return terms
 
-    def _grid(self, shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
-        """The grid of a unary of this shape."""
-        n = self.n_labels
-        first = as_choice(layout, "layout", LAYOUTS) == "channels_first"
-        if len(shape) < 2 or shape[0 if first else -1] != n:
-            hint = "match n_labels"
-            if len(shape) >= 3 and shape[-1 if first else 0] == n:
-                hint = (
-                    'its labels come last: pass layout="channels_last"' if first
-                    else 'its labels come first: pass layout="channels_first"'
-                )
-            wanted = f"({n}, *grid)" if first else f"(*grid, {n})"
-            raise InputError(
-                f"unary must have shape {wanted} for {n} labels, got {shape}; {hint}."
-            )
-        if math.prod(shape) == 0:
-            raise InputError(
-                f"unary must have at least one variable, got shape {shape}; pass a non-empty grid."
-            )
-        return shape[1:] if first else shape[:-1]
-
-    def _check_init(
-        self, init: Any, costs: FloatArray, layout: str, observation: Observation
-    ) -> FloatArray:
-        q = _last_axis(as_floats(init, "init", costs.dtype), layout)
-        if q.shape != costs.shape:
-            hint = "pass marginals of the same grid"
-            if looks_swapped(q.shape, observation.grid):
-                hint = "width and height look swapped: transpose it"
-            raise InputError(
-                f"init must have the unary's shape {costs.shape}, got {q.shape}; {hint}."
-            )
-        flat = np.ascontiguousarray(observation.select(q.reshape(-1, self.n_labels)))
-        sums = flat.sum(1, dtype=np.float64)
-        if flat.min() < 0 or not np.allclose(sums, 1.0, atol=1e-3):
-            raise InputError(
-                "init must hold probabilities that sum to 1 over the labels, got values from "
-                f"{flat.min():.3g} and sums between {sums.min():.3g} and {sums.max():.3g}; "
-                "normalise it."
-            )
-        return np.asarray(flat / flat.sum(1, keepdims=True))
-
-    def _check_memory(self, dtype: np.dtype[Any], observation: Observation) -> None:
-        """Costs, two states, a filtered copy; a lattice's indices and weights a term."""
-        itemsize = dtype.itemsize
-        n = observation.n_variables
-        channels = 0 if observation.image is None else observation.image.size // math.prod(
-            observation.grid
-        )
-        columns = sum(values.shape[1] for values in observation.features.values())
-        dims = len(observation.grid) + channels + columns
-        per_variable = itemsize * self.n_labels * 8 + len(self.terms) * (dims + 1) * (4 + itemsize)
-        per_variable += 8 * dims * 3
-        check_memory(
-            float(n) * per_variable,
-            f"Inference on {n} variables with {self.n_labels} labels",
-            "work on a smaller image or on tiles",
-        )
-
     def _to_grid(
         self, marginals: FloatArray, costs: FloatArray, observation: Observation
     ) -> FloatArray:
@@ -373,19 +313,6 @@ class DenseCRF:
 _NO_KERNEL = Kernel()
 
 
-def _as_costs(unary: NDArray[Any], layout: str) -> FloatArray:
-    """The unary as contiguous floats (*grid, L) of sane size."""
-    costs = _last_axis(as_floats(unary, "unary"), layout)
-    check_magnitude(costs, "unary")
-    return costs
-
-
 def _with_offset(callback: Callback, offset: float) -> Callback:
     """The callback, told the free energy of the unary as given rather than centred."""
     return lambda iteration, marginals, energy: callback(iteration, marginals, energy + offset)
-
-
-def _last_axis(array: NDArray[Any], layout: str) -> NDArray[Any]:
-    if as_choice(layout, "layout", LAYOUTS) == "channels_first" and array.ndim >= 2:
-        return np.ascontiguousarray(np.moveaxis(array, 0, -1))
-    return array

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._inputs import LAYOUTS
 from crfield._validate import (
     InputError,
     as_array,
@@ -19,7 +20,7 @@ from crfield._validate import (
     shown,
 )
 from crfield.compatibility import Potts
-from crfield.dense import LAYOUTS, DenseCRF, Pairwise
+from crfield.dense import DenseCRF, Pairwise
 from crfield.features import image_array
 from crfield.kernels import Bilateral, Spatial
 from crfield.meanfield import Callback

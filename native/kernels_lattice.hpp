@@ -1,0 +1,172 @@
+// Splat, blur and slice on the permutohedral lattice, and embedding into it.
+// Included by kernels.cpp inside its per-target namespace, after lanes.hpp and rows.hpp.
+#pragma once
+
+template <class V, int K>
+void splat_columns(const Simplices<typename Traits<V>::element>& points,
+                   const typename Traits<V>::element* x, const typename Traits<V>::element* scale,
+                   std::size_t begin, std::size_t end, std::size_t n_rows, int n_columns,
+                   int first_column, std::size_t stride, typename Traits<V>::element* out) {
+  constexpr int width = Traits<V>::width;
+  const int corners = points.corners;
+  const int here = n_columns - first_column < K * width ? n_columns - first_column : K * width;
+  const int tail = here - (K - 1) * width;
+  for (std::size_t i = begin; i < end; ++i) {
+    const auto* row = x + i * n_columns + first_column;
+    const bool inside = i * n_columns + first_column + K * width <= n_rows * n_columns;
+    V value[K];
+    for (int k = 0; k < K - 1; ++k) value[k] = load<V>(row + k * width);
+    value[K - 1] = inside ? load<V>(row + (K - 1) * width)
+                          : load_first<V>(row + (K - 1) * width, tail);
+    if (scale)
+      for (int k = 0; k < K; ++k) value[k] *= scale[i];
+    const auto* vertex = points.vertex + i * corners;
+    const auto* weight = points.weight + i * corners;
+    for (int c = 0; c < corners; ++c) {
+      auto* target = out + static_cast<std::size_t>(vertex[c]) * stride + first_column;
+      for (int k = 0; k < K; ++k)
+        store<V>(target + k * width, load<V>(target + k * width) + weight[c] * value[k]);
+    }
+  }
+}
+
+template <class V, int K>
+void slice_columns(const Simplices<typename Traits<V>::element>& points,
+                   const typename Traits<V>::element* values, typename Traits<V>::element factor,
+                   const typename Traits<V>::element* scale, std::size_t begin, std::size_t end,
+                   int n_columns, int first_column, std::size_t stride,
+                   typename Traits<V>::element* out) {
+  constexpr int width = Traits<V>::width;
+  const int corners = points.corners;
+  const int here = n_columns - first_column < K * width ? n_columns - first_column : K * width;
+  const int tail = here - (K - 1) * width;
+  // Spilling over the next row is harmless only if this call writes those columns as well.
+  const bool whole_row = first_column == 0 && here == n_columns;
+  for (std::size_t i = begin; i < end; ++i) {
+    const auto* vertex = points.vertex + i * corners;
+    const auto* weight = points.weight + i * corners;
+    V value[K] = {};
+    for (int c = 0; c < corners; ++c) {
+      const auto* source = values + static_cast<std::size_t>(vertex[c]) * stride + first_column;
+      for (int k = 0; k < K; ++k) value[k] += weight[c] * load<V>(source + k * width);
+    }
+    const auto own = scale ? factor * scale[i] : factor;
+    for (int k = 0; k < K; ++k) value[k] *= own;
+    auto* row = out + i * n_columns + first_column;
+    for (int k = 0; k < K - 1; ++k) store<V>(row + k * width, value[k]);
+    if (tail == width || (whole_row && i * n_columns + K * width <= end * n_columns))
+      store<V>(row + (K - 1) * width, value[K - 1]);
+    else
+      store_first<V>(row + (K - 1) * width, value[K - 1], tail);
+  }
+}
+
+template <class T>
+void splat(const Simplices<T>& points, const T* x, const T* scale, std::size_t begin,
+           std::size_t end, std::size_t n_rows, int n_columns, T* out) {
+  const auto stride = static_cast<std::size_t>(padded_columns<T>(n_columns));
+  with_row_vector<T>(n_columns, [&](auto v) {
+    for_column_groups<decltype(v)>(n_columns, [&](auto count, int first) {
+      splat_columns<decltype(v), decltype(count)::value>(points, x, scale, begin, end, n_rows,
+                                                         n_columns, first, stride, out);
+    });
+  });
+}
+
+template <class T>
+void slice(const Simplices<T>& points, const T* values, T factor, const T* scale, std::size_t begin,
+           std::size_t end, int n_columns, T* out) {
+  const auto stride = static_cast<std::size_t>(padded_columns<T>(n_columns));
+  with_row_vector<T>(n_columns, [&](auto v) {
+    for_column_groups<decltype(v)>(n_columns, [&](auto count, int first) {
+      slice_columns<decltype(v), decltype(count)::value>(points, values, factor, scale, begin,
+                                                         end, n_columns, first, stride, out);
+    });
+  });
+}
+
+template <class T>
+void correlate(const Simplices<T>& points, const T* x, const T* values, T factor, const T* scale,
+               std::size_t begin, std::size_t end, std::size_t n_rows, int n_columns, T* out) {
+  with_row_vector<T>(n_columns, [&](auto v) {
+    using V = decltype(v);
+    constexpr int width = Traits<V>::width;
+    const int n_padded = padded_columns<T>(n_columns), last = n_padded - width;
+    const int tail = n_columns - last;
+    V real = {};  // the padding of a table holds what whole-vector reads picked up
+    for (int k = 0; k < tail; ++k) real[k] = T(1);
+    for (std::size_t i = begin; i < end; ++i) {
+      const T* row = x + i * n_columns;
+      const bool inside = i * n_columns + n_padded <= n_rows * n_columns;
+      const V end_of_row = inside ? load<V>(row + last) : load_first<V>(row + last, tail);
+      const V ending = real > V{} ? end_of_row : V{};
+      const T own = scale ? factor * scale[i] : factor;
+      for (int c = 0; c < points.corners; ++c) {
+        const std::size_t corner = i * points.corners + c;
+        const T* vertex = values + static_cast<std::size_t>(points.vertex[corner]) * n_padded;
+        V sum = ending * (real > V{} ? load<V>(vertex + last) : V{});
+        for (int k = 0; k < last; k += width) sum += load<V>(row + k) * load<V>(vertex + k);
+        out[corner] += own * sum_lanes<V>(sum);
+      }
+    }
+  });
+}
+
+template <class T>
+void blur(const std::int32_t* neighbours, const T* in, std::size_t begin, std::size_t end,
+          int n_columns, T* out) {
+  const auto stride = static_cast<std::size_t>(padded_columns<T>(n_columns));
+  with_row_vector<T>(n_columns, [&](auto v) {
+    using V = decltype(v);
+    for (std::size_t row = begin; row < end; ++row) {
+      const T* centre = in + row * stride;
+      const T* before = in + static_cast<std::size_t>(neighbours[2 * row]) * stride;
+      const T* after = in + static_cast<std::size_t>(neighbours[2 * row + 1]) * stride;
+      for (std::size_t c = 0; c < stride; c += Traits<V>::width)
+        store<V>(out + row * stride + c,
+                 T(0.5) * load<V>(centre + c) + T(0.25) * (load<V>(before + c) + load<V>(after + c)));
+    }
+  });
+}
+
+template <class T> void add(const T* part, std::size_t begin, std::size_t end, T* total) {
+  for (std::size_t k = begin; k < end; ++k) total[k] += part[k];
+}
+
+void embed(const double* features, int dim, double* elevated, double* remainder, double* rank) {
+  constexpr int B = embed_block;
+  double partial[B] = {}, sum[B] = {};
+  for (int j = dim; j > 0; --j)
+    for (int t = 0; t < B; ++t) {
+      const double f = features[(j - 1) * B + t];
+      elevated[j * B + t] = partial[t] - j * f;
+      partial[t] += f;
+    }
+  for (int t = 0; t < B; ++t) elevated[t] = partial[t];
+  const double n_corners = dim + 1, inverse = 1.0 / n_corners;
+  constexpr double rounder = 6755399441055744.0;  // adding and subtracting 1.5 * 2^52 rounds
+  for (int j = 0; j <= dim; ++j)
+    for (int t = 0; t < B; ++t) {
+      const double nearest = (elevated[j * B + t] * inverse + rounder) - rounder;
+      sum[t] += nearest;
+      remainder[j * B + t] = nearest * n_corners;
+      rank[j * B + t] = 0;
+    }
+  for (int a = 0; a <= dim; ++a)
+    for (int b = a + 1; b <= dim; ++b)
+      for (int t = 0; t < B; ++t) {
+        const double smaller_first = elevated[a * B + t] - remainder[a * B + t] <
+                                             elevated[b * B + t] - remainder[b * B + t]
+                                         ? 1.0 : 0.0;
+        rank[a * B + t] += smaller_first;
+        rank[b * B + t] += 1.0 - smaller_first;
+      }
+  // Points whose rounded coordinates do not sum to zero move to the neighbouring remainder-0 point.
+  for (int j = 0; j <= dim; ++j)
+    for (int t = 0; t < B; ++t) {
+      const double shifted = rank[j * B + t] + sum[t];
+      const double wrap = shifted < 0 ? n_corners : shifted > dim ? -n_corners : 0.0;
+      rank[j * B + t] = shifted + wrap;
+      remainder[j * B + t] += wrap;
+    }
+}

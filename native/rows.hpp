@@ -1,0 +1,25 @@
+// How the hot loops walk along rows of user arrays and of padded tables. Included by kernels.cpp inside
+// its per-target namespace, after lanes.hpp.
+#pragma once
+
+// Rows of user arrays are read and written in whole vectors wherever that stays inside the array:
+// what a read picks up from the next row lands in padding, and what a write spills over the next row
+// is overwritten when that row's turn comes. Only the last rows take the careful path.
+
+// Calls body(V{}, integer K) for groups of at most four vectors that cover n_columns.
+template <int K> struct Count { static constexpr int value = K; };
+template <class V, class Body> void for_column_groups(int n_columns, Body&& body) {
+  constexpr int width = Traits<V>::width;
+  for (int first = 0; first < n_columns; first += 4 * width) {
+    const int left = (n_columns - first + width - 1) / width;
+    if (left >= 4) body(Count<4>{}, first);
+    else if (left == 3) body(Count<3>{}, first);
+    else if (left == 2) body(Count<2>{}, first);
+    else body(Count<1>{}, first);
+  }
+}
+// Calls body(V{}) with the vector type that rows of n_columns entries are padded to.
+template <class T, class Body> void with_row_vector(int n_columns, Body&& body) {
+  if (row_vector_bytes<T>(n_columns) == 16) body(typename Lanes<T, 16>::type{});
+  else body(typename Lanes<T, 32>::type{});
+}

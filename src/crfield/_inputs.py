@@ -1,0 +1,95 @@
+"""Costs and starts as a user may write them, brought to (*grid, L) and checked against memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._validate import (
+    FloatArray,
+    InputError,
+    as_choice,
+    as_floats,
+    check_magnitude,
+    check_memory,
+)
+from crfield.features import Observation, looks_swapped
+
+LAYOUTS = ("channels_last", "channels_first")
+
+
+def grid_of(shape: tuple[int, ...], n_labels: int, layout: str) -> tuple[int, ...]:
+    """The grid of a unary of this shape."""
+    first = as_choice(layout, "layout", LAYOUTS) == "channels_first"
+    if len(shape) < 2 or shape[0 if first else -1] != n_labels:
+        hint = "match n_labels"
+        if len(shape) >= 3 and shape[-1 if first else 0] == n_labels:
+            hint = (
+                'its labels come last: pass layout="channels_last"' if first
+                else 'its labels come first: pass layout="channels_first"'
+            )
+        wanted = f"({n_labels}, *grid)" if first else f"(*grid, {n_labels})"
+        raise InputError(
+            f"unary must have shape {wanted} for {n_labels} labels, got {shape}; {hint}."
+        )
+    if math.prod(shape) == 0:
+        raise InputError(
+            f"unary must have at least one variable, got shape {shape}; pass a non-empty grid."
+        )
+    return shape[1:] if first else shape[:-1]
+
+
+def as_costs(unary: NDArray[Any], layout: str) -> FloatArray:
+    """The unary as contiguous floats (*grid, L) of sane size."""
+    costs = _labels_last(as_floats(unary, "unary"), layout)
+    check_magnitude(costs, "unary")
+    return costs
+
+
+def as_start(
+    init: Any, costs: FloatArray, layout: str, observation: Observation
+) -> FloatArray:
+    """Marginals (N, L) to start from, of the variables that take part."""
+    q = _labels_last(as_floats(init, "init", costs.dtype), layout)
+    if q.shape != costs.shape:
+        hint = "pass marginals of the same grid"
+        if looks_swapped(q.shape, observation.grid):
+            hint = "width and height look swapped: transpose it"
+        raise InputError(f"init must have the unary's shape {costs.shape}, got {q.shape}; {hint}.")
+    flat = np.ascontiguousarray(observation.select(q.reshape(-1, q.shape[-1])))
+    sums = flat.sum(1, dtype=np.float64)
+    if flat.min() < 0 or not np.allclose(sums, 1.0, atol=1e-3):
+        raise InputError(
+            "init must hold probabilities that sum to 1 over the labels, got values from "
+            f"{flat.min():.3g} and sums between {sums.min():.3g} and {sums.max():.3g}; "
+            "normalise it."
+        )
+    return np.asarray(flat / flat.sum(1, keepdims=True))
+
+
+def check_inference_memory(
+    dtype: np.dtype[Any], n_labels: int, n_terms: int, observation: Observation
+) -> None:
+    """Costs, two states, a filtered copy; a lattice's indices, weights and ranks a term."""
+    n = observation.n_variables
+    channels = 0 if observation.image is None else observation.image.size // math.prod(
+        observation.grid
+    )
+    columns = sum(values.shape[1] for values in observation.features.values())
+    dims = len(observation.grid) + channels + columns
+    per_variable = dtype.itemsize * n_labels * 8 + n_terms * (dims + 1) * (5 + dtype.itemsize)
+    per_variable += 8 * dims * 3
+    check_memory(
+        float(n) * per_variable,
+        f"Inference on {n} variables with {n_labels} labels",
+        "work on a smaller image or on tiles",
+    )
+
+
+def _labels_last(array: NDArray[Any], layout: str) -> NDArray[Any]:
+    if as_choice(layout, "layout", LAYOUTS) == "channels_first" and array.ndim >= 2:
+        return np.ascontiguousarray(np.moveaxis(array, 0, -1))
+    return array
