@@ -202,5 +202,11 @@ def test_wrong_requests_are_refused():
         learn(DenseCRF(3), [], loss="iou", groups=("unary",))
     with pytest.raises(InputError, match="must start above 0"):
         learn(DenseCRF(3, [Pairwise(Spatial(1), Potts(0))]), examples, groups=("compat",))
+    with pytest.raises(InputError, match="a pairwise term to learn"):
+        learn(DenseCRF(3), examples, groups=("compat",))
+    with pytest.raises(InputError, match="l2 must name some of"):
+        learn(DenseCRF(3), examples, groups=("unary",), l2={"mu": 1.0})
+    with pytest.raises(InputError, match=r"\(\*grid, 4\)"):
+        learn(DenseCRF(4), examples, groups=("unary",))
     with pytest.raises(InputError, match="sequential"):
         learn(DenseCRF(3), examples, inference=Inference("sequential"))

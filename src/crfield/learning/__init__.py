@@ -14,9 +14,9 @@ from crfield.learning.baselines import (
     random_search,
 )
 from crfield.learning.learn import (
-    DEFAULT_L2,
     Learned,
     LearningReport,
+    default_l2,
     learn,
     make_loss,
 )
@@ -25,7 +25,6 @@ from crfield.learning.optimizers import OPTIMIZERS
 from crfield.learning.parameters import GROUPS, Parameters
 
 __all__ = [
-    "DEFAULT_L2",
     "GROUPS",
     "METRICS",
     "OPTIMIZERS",
@@ -38,6 +37,7 @@ __all__ = [
     "SearchReport",
     "Searched",
     "approximate_likelihood",
+    "default_l2",
     "generative_kernel",
     "grid_search",
     "learn",

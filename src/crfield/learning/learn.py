@@ -35,8 +35,9 @@ LOSSES: dict[str, type[Loss]] = {
     "iou": IntersectionOverUnion,
 }
 
-# Weak towards the start; a recalibration and the off-diagonal of mu have many entries to overfit.
-DEFAULT_L2 = {"unary": 1e-3, "compat": 1e-5, "off_diagonal": 1e-3, "kernel": 1e-4}
+# The ridge towards the start that one image's worth of evidence outweighs; divided by the number of
+# images. A recalibration and the off-diagonal of mu have many entries to overfit.
+RIDGE_FOR_ONE_IMAGE = {"unary": 0.2, "compat": 0.02, "off_diagonal": 0.2, "kernel": 0.02}
 
 
 @dataclass
@@ -76,6 +77,11 @@ def make_loss(
     return LOSSES[name](class_weights(counts, power), void)
 
 
+def default_l2(n_examples: int) -> dict[str, float]:
+    """The ridge of each group for so many images."""
+    return {name: value / max(1, n_examples) for name, value in RIDGE_FOR_ONE_IMAGE.items()}
+
+
 def learn(
     model: DenseCRF,
     examples: Sequence[Example],
@@ -106,7 +112,8 @@ def learn(
     loss : "iou" (over the whole set), "hamming", "robust", "log_likelihood", or a `Loss`.
     groups : what to learn, of "unary" (a recalibration of the costs), "compat" and "kernel".
     optimizer : "cg", "lbfgs", "adam" or "sgd"; `max_iter` iterations or epochs.
-    l2 : ridge towards the start for "unary", "compat", "off_diagonal" and "kernel".
+    l2 : ridge towards the start for "unary", "compat", "off_diagonal" and "kernel"; by default it
+        shrinks with the number of images.
     validation : examples to stop on; the iterate with the best mean IoU there is returned, and
         learning stops after `patience` iterations without a better one.
     n_jobs : images at a time, through joblib.
@@ -118,14 +125,13 @@ def learn(
     iterations = as_count(max_iter, "max_iter", 0)
     parameters = Parameters(model, groups, project=project)
     chosen = loss if isinstance(loss, Loss) else make_loss(loss, examples, model.n_labels)
-    objective = Objective(
-        parameters, examples, chosen, inference, l2={**DEFAULT_L2, **(l2 or {})}, n_jobs=n_jobs
-    )
+    ridge = {**default_l2(len(examples)), **(l2 or {})}
+    objective = Objective(parameters, examples, chosen, inference, l2=ridge, n_jobs=n_jobs)
     purpose = {
         "format": "crfield.journal", "version": 1, "groups": list(groups), "optimizer": optimizer,
         "loss": type(chosen).__name__, "inference": dataclasses.asdict(inference),
         "n_examples": len(examples), "seed": seed, "batch_size": batch_size,
-        "step_size": step_size, "l2": {**DEFAULT_L2, **(l2 or {})}, "project": project,
+        "step_size": step_size, "l2": ridge, "project": project,
         "start": [float(v).hex() for v in parameters.start],
     }
     size = len(parameters.start)

@@ -160,6 +160,15 @@ def evaluate_image(
     return Evaluation(own, confusion, gradient)
 
 
+def threads_per_job(n_jobs: int) -> int:
+    """Native threads that each of so many jobs may use; negative numbers count as in joblib."""
+    if n_jobs == 1:
+        return usable_cores()
+    from joblib import effective_n_jobs
+
+    return max(1, usable_cores() // int(effective_n_jobs(n_jobs)))
+
+
 class Objective:
     """loss(x) + sum l2 (x - start)^2 over a set of examples; every call visits all of them.
 
@@ -179,7 +188,7 @@ class Objective:
         self.inference = inference
         self.decay = parameters.decay(l2 or {})
         self.n_jobs = n_jobs
-        self._threads = max(1, usable_cores() // max(1, n_jobs))
+        self._threads = threads_per_job(n_jobs)
 
     def __call__(self, vector: Vector, indices: Sequence[int] | None = None) -> Point:
         """The objective at `vector`, over all examples or those of a mini-batch."""

@@ -80,10 +80,21 @@ class Parameters:
                 for name in _learned_widths(term.kernel):
                     values = _encode_widths(getattr(term.kernel, name))
                     self._pieces.append(("kernel", number, name, values))
+        if not self._pieces:
+            raise InputError(
+                "the model must have a pairwise term to learn compat or kernel of, got none; "
+                "add a term or learn unary."
+            )
         self.start = np.concatenate([piece[3] for piece in self._pieces])
 
     def decay(self, l2: dict[str, float]) -> Vector:
         """The ridge of each entry; "off_diagonal" is its own group of a symmetric mu."""
+        known = (*GROUPS, "off_diagonal")
+        if not set(l2) <= set(known):
+            raise InputError(
+                f"l2 must name some of {', '.join(known)}, got {', '.join(sorted(l2))}; "
+                "leave the others out."
+            )
         parts = []
         for group, number, _, values in self._pieces:
             coefficient = np.full(values.shape, float(l2.get(group, 0.0)))

@@ -25,7 +25,7 @@ from crfield._validate import InputError, as_count, as_positive, as_scalar
 from crfield.dense import DenseCRF
 from crfield.filters import KernelOperator
 from crfield.learning.baselines.scoring import choose_inference, summed, visit
-from crfield.learning.learn import DEFAULT_L2, Learned, LearningReport
+from crfield.learning.learn import Learned, LearningReport, default_l2
 from crfield.learning.objective import Confusion, Example, Inference, unroll
 from crfield.learning.parameters import ModelGradient, Parameters, Vector
 from crfield.losses import VOID
@@ -70,7 +70,7 @@ def approximate_likelihood(
     iterations = as_count(max_iter, "max_iter", 0)
     smallest = as_scalar(tol, "tol")
     parameters = Parameters(model, ("compat",), project=project)
-    decay = parameters.decay({**DEFAULT_L2, **(l2 or {})})
+    decay = parameters.decay({**default_l2(len(examples)), **(l2 or {})})
     vector = parameters.start
     steps = np.full(vector.shape, float(as_positive(as_scalar(step, "step"), "step")))
     before = np.zeros_like(vector)

@@ -7,10 +7,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from crfield._parallel import usable_cores
 from crfield._validate import InputError
 from crfield.dense import DenseCRF
-from crfield.learning.objective import Confusion, Example, Inference, evaluate_image
+from crfield.learning.objective import (
+    Confusion,
+    Example,
+    Inference,
+    evaluate_image,
+    threads_per_job,
+)
 from crfield.losses import VOID, ExpectedHamming
 from crfield.metrics import class_accuracy, mean_iou, pixel_accuracy
 
@@ -35,7 +40,7 @@ def visit(
     """function(model, example, inference, threads) of every example, `n_jobs` at a time."""
     if len(examples) == 0:
         raise InputError("examples must hold at least one image, got none; check the split.")
-    threads = max(1, usable_cores() // max(1, n_jobs))
+    threads = threads_per_job(n_jobs)
     if n_jobs == 1:
         return [function(model, examples[i], inference, threads) for i in range(len(examples))]
     from joblib import Parallel, delayed

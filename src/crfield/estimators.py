@@ -1,0 +1,378 @@
+"""A dense CRF with the interface of a scikit-learn estimator, one sample an image."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._validate import (
+    FloatArray,
+    InputError,
+    as_choice,
+    as_count,
+    as_floats,
+    as_scalar,
+    check_magnitude,
+    shown,
+)
+from crfield.compatibility import COMPATIBILITIES, Compatibility, Diagonal, Potts, Symmetric
+from crfield.dense import DenseCRF
+from crfield.features import observe
+from crfield.learning import Inference, LearningReport
+from crfield.learning import learn as learn_parameters
+from crfield.losses import VOID
+from crfield.metrics import as_label_map, confusion_matrix, mean_iou
+from crfield.refinement import potts_model
+from crfield.unary import unary_from_probabilities
+
+INPUTS = ("probabilities", "costs")
+
+Image = tuple[NDArray[Any] | None, FloatArray]
+Labels = NDArray[np.integer[Any]]
+
+
+class NotFittedError(InputError, AttributeError):
+    """Raised by a prediction before `fit`.
+
+    It has the bases of scikit-learn's error of this name, ValueError and AttributeError, and is the
+    same class whether scikit-learn is installed or not.
+    """
+
+
+class TrainingImage(NamedTuple):
+    """One image to learn from: image (*grid[, C]) or None, costs (*grid, L), labels (*grid)."""
+
+    image: NDArray[Any] | None
+    unary: FloatArray
+    truth: Labels
+
+
+@dataclass(eq=False, kw_only=True)
+class DenseCRFClassifier:
+    """Labels every pixel of an image from a classifier's output, with learned parameters.
+
+    A sample is an image: X is a list of pairs (image, unary) and y a list of label maps, whose
+    sizes may differ from image to image. Lists are what scikit-learn splits by index without
+    looking inside, so `GridSearchCV(DenseCRFClassifier(), grid, cv=5).fit(X, y)` holds out whole
+    images; an array of objects, or the one array that `np.array(X)` makes, would not do.
+
+    Parameters
+    ----------
+    spatial, spatial_weight : width in pixels and weight of the smoothness term; None drops it.
+    bilateral, bilateral_weight : (pixels, colour) widths and weight of the term that follows the
+        image; None drops it.
+    compatibility : "potts", "diagonal" or "symmetric", what the weights become when learned: one
+        number a term, one a label, or one a pair of labels. All three start as the same model.
+    learn : some of "unary", "compat" and "kernel"; () keeps the model as it is given here. "unary"
+        has L (L + 1) numbers that a few images overfit: leave it out for them, or hold some out.
+    loss, optimizer, max_iter, l2 : those of `crfield.learning.learn`.
+    n_iter, algorithm, filter : iterations, algorithm and filter of inference, see `DenseCRF.infer`.
+    validation_fraction : share of the images held out to choose the best iterate; 0 uses all.
+    n_jobs : images at a time while learning, through joblib; None is 1, -1 every core.
+    random_state : whole number or None; which images are held out, and the order of mini-batches.
+    input : what the unaries of X are, "probabilities" (*grid, L) or "costs" (*grid, L).
+
+    Attributes
+    ----------
+    model_ : the learned `DenseCRF`, which can be saved.
+    inference_ : how it infers, in learning and prediction alike, an `Inference`.
+    report_ : the course of learning, a `LearningReport`.
+    n_labels_ : number of labels L, the last axis of the unaries.
+    classes_ : (L,) labels in the order of the last axis of `predict_proba`.
+
+    Examples
+    --------
+    >>> crf = DenseCRFClassifier(learn=("compat", "kernel"))
+    >>> crf.fit([(image, probabilities)], [labels]).predict([(other, others)])  # doctest: +SKIP
+    """
+
+    spatial: Any = 3.0
+    spatial_weight: float = 3.0
+    bilateral: Any = (60.0, 8.0)
+    bilateral_weight: float = 6.0
+    compatibility: str = "potts"
+    learn: Sequence[str] = ("unary", "compat", "kernel")
+    loss: Any = "iou"
+    optimizer: str = "cg"
+    max_iter: int = 30
+    n_iter: int = 5
+    algorithm: str = "concave"
+    filter: str = "auto"
+    l2: Mapping[str, float] | None = None
+    validation_fraction: float = 0.0
+    n_jobs: int | None = 1
+    random_state: int | None = 0
+    input: str = "probabilities"
+
+    def fit(self, X: Any, y: Any) -> DenseCRFClassifier:
+        """Learn from pairs (image (*grid[, C]) or None, unary (*grid, L)) and label maps (*grid).
+
+        Labels are 0..L-1; pixels of label 255 count nowhere.
+        """
+        images = self._check_images(X)
+        n_labels = images[0][1].shape[-1]
+        if n_labels > VOID:
+            raise InputError(
+                f"unaries must have at most {VOID} labels, since {VOID} marks pixels without one, "
+                f"got {n_labels}; merge labels."
+            )
+        examples = [
+            TrainingImage(image, unary, truth)
+            for (image, unary), truth in zip(images, _check_truth(y, images), strict=True)
+        ]
+        start = self._start(n_labels)
+        inference = Inference(self.algorithm, self.filter, as_count(self.n_iter, "n_iter"))
+        seed = self.random_state
+        rng = np.random.default_rng(None if seed is None else as_count(seed, "random_state", 0))
+        groups = (self.learn,) if isinstance(self.learn, str) else tuple(self.learn or ())
+        held_out = self._held_out(len(examples), rng)
+        if groups:
+            learned = learn_parameters(
+                start,
+                [example for i, example in enumerate(examples) if i not in held_out],
+                loss=self.loss, groups=groups, optimizer=self.optimizer, max_iter=self.max_iter,
+                inference=inference,
+                l2=None if self.l2 is None else dict(self.l2),
+                validation=[examples[i] for i in sorted(held_out)] or None,
+                n_jobs=_effective_jobs(self.n_jobs), seed=int(rng.integers(2**31)),
+            )
+            self.model_, self.report_ = learned.model, learned.report
+            self._warn_without_progress()
+        else:
+            self.model_, self.report_ = start, LearningReport()
+            if held_out:
+                warnings.warn(
+                    f"validation_fraction={self.validation_fraction:g} has no effect when nothing "
+                    "is learned; set it to 0, or name what to learn.",
+                    stacklevel=2,
+                )
+        self.inference_ = inference
+        self.n_labels_ = n_labels
+        self.classes_ = np.arange(n_labels)
+        return self
+
+    def predict(self, X: Any) -> list[NDArray[np.int64]]:
+        """The most probable label of each pixel, a list of (*grid)."""
+        self._check_fitted()
+        return list(self._labels(self._check_images(X)))
+
+    def predict_proba(self, X: Any) -> list[FloatArray]:
+        """The marginals of each pixel's labels, a list of (*grid, L)."""
+        self._check_fitted()
+        return list(self._marginals(self._check_images(X)))
+
+    def score(self, X: Any, y: Any) -> float:
+        """Mean intersection over union of the labels, counted over all images together."""
+        self._check_fitted()
+        images = self._check_images(X)
+        truths = _check_truth(y, images)
+        confusion = sum(
+            confusion_matrix(truth, labels, self.n_labels_, void=VOID)
+            for truth, labels in zip(truths, self._labels(images), strict=True)
+        )
+        return mean_iou(confusion)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments; `deep` changes nothing, as none of them is an estimator."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def set_params(self, **params: Any) -> DenseCRFClassifier:
+        """Change constructor arguments; they take effect with the next `fit`."""
+        known = self.get_params()
+        for name, value in params.items():
+            as_choice(name, "a parameter", known)
+            setattr(self, name, value)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn asks of an estimator.
+
+        The type is left open: from a "classifier" scikit-learn expects one class a sample, and it
+        would look into y to stratify the images by it.
+        """
+        from sklearn.utils import InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=True, one_d_labels=False, two_d_labels=False),
+            input_tags=InputTags(two_d_array=False),
+        )
+
+    def _start(self, n_labels: int) -> DenseCRF:
+        """The model that the arguments describe."""
+        as_choice(self.compatibility, "compatibility", COMPATIBILITIES)
+        model = potts_model(
+            n_labels, self.spatial, self.spatial_weight, self.bilateral, self.bilateral_weight
+        )
+        terms = [
+            dataclasses.replace(
+                term, compatibility=_as_family(term.compatibility, self.compatibility, n_labels)
+            )
+            for term in model.terms
+        ]
+        return DenseCRF(n_labels, terms)
+
+    def _check_images(self, X: Any) -> list[Image]:
+        """Images and costs, of one number of labels."""
+        as_choice(self.input, "input", INPUTS)
+        count = _length(X, "X", "pairs (image, unary)")
+        images: list[Image] = []
+        for index in range(count):
+            pair = X[index]
+            # An array of two rows would unpack as well, and be anything but a pair.
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise InputError(
+                    f"X[{index}] must be a pair (image, unary), got {_described(pair)}; "
+                    "pass a list of pairs, X = [(image, unary), ...]."
+                )
+            with _naming(f"X[{index}]"):
+                images.append(self._check_pair(*pair))
+            n_labels = images[0][1].shape[-1]
+            if images[index][1].shape[-1] != n_labels:
+                raise InputError(
+                    f"X[{index}] must have as many labels as X[0] ({n_labels}), got "
+                    f"{images[index][1].shape[-1]}; give every image the same labels."
+                )
+        return images
+
+    def _check_pair(self, image: Any, unary: Any) -> Image:
+        if self.input == "probabilities":
+            costs = unary_from_probabilities(unary)
+        else:
+            costs = as_floats(unary, "unary")
+            check_magnitude(costs, "unary")
+        if costs.ndim < 2 or costs.size == 0:
+            raise InputError(
+                f"unary must have shape (*grid, L), got {costs.shape}; put the labels last."
+            )
+        return observe(costs.shape[:-1], image).image, costs
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "model_"):
+            raise NotFittedError(
+                "prediction needs a fitted model, got an estimator before fit; call fit(X, y)."
+            )
+
+    def _marginals(self, images: Sequence[Image]) -> Iterator[FloatArray]:
+        how = self.inference_
+        for index, (image, costs) in enumerate(images):
+            with _naming(f"X[{index}]"):
+                # Learning runs all iterations, and so does prediction.
+                result = self.model_.infer(
+                    image, costs, algorithm=how.algorithm, filter=how.filter,
+                    max_iter=how.n_iter, tol=0.0,
+                )
+            yield result.marginals
+
+    def _labels(self, images: Sequence[Image]) -> Iterator[NDArray[np.int64]]:
+        for marginals in self._marginals(images):
+            yield self.classes_[marginals.argmax(-1)]
+
+    def _held_out(self, n_images: int, rng: np.random.Generator) -> set[int]:
+        """The images that learning does not see: at least one if any, and never all."""
+        share = as_scalar(self.validation_fraction, "validation_fraction")
+        if not 0.0 <= share < 1.0:
+            raise InputError(
+                f"validation_fraction must be at least 0 and below 1, got {share:g}; "
+                "use 0.2 to hold out a fifth of the images."
+            )
+        if share == 0.0:
+            return set()
+        if n_images < 2:
+            raise InputError(
+                "X must hold two images or more to hold some out, got 1; "
+                "pass more images or validation_fraction=0."
+            )
+        count = min(max(1, round(share * n_images)), n_images - 1)
+        return {int(i) for i in rng.permutation(n_images)[:count]}
+
+    def _warn_without_progress(self) -> None:
+        if self.max_iter > 0 and self.report_.best_iteration == 0:
+            where = "on the images held out" if self.report_.validation_ious else "on X and y"
+            warnings.warn(
+                f"learning found nothing better than the start {where}; try another loss or "
+                "optimizer, other starting widths and weights, or more images.",
+                stacklevel=3,
+            )
+
+
+def _as_family(potts: Compatibility, family: str, n_labels: int) -> Compatibility:
+    """The same compatibility, up to a constant, with the family's parameters."""
+    assert isinstance(potts, Potts)
+    if family == "diagonal":
+        return Diagonal(np.full(n_labels, potts.weight))
+    return Symmetric(potts.matrix(n_labels)) if family == "symmetric" else potts
+
+
+def _check_truth(y: Any, images: Sequence[Image]) -> list[Labels]:
+    """Label maps on the grids of the images; somewhere, a label is known."""
+    count = _length(y, "y", "label maps")
+    if count != len(images):
+        raise InputError(
+            f"y must hold one label map an image, got {count} for {len(images)} images; "
+            "pass lists of one length."
+        )
+    truths = []
+    for index, (_, costs) in enumerate(images):
+        grid, n_labels = costs.shape[:-1], costs.shape[-1]
+        labels = np.asarray(y[index])
+        if labels.shape != grid:
+            raise InputError(
+                f"y[{index}] must have shape {grid} like its unary, got {labels.shape}; "
+                "give one label a pixel."
+            )
+        truths.append(as_label_map(labels, f"y[{index}]", n_labels, labels == VOID))
+    if all((truth == VOID).all() for truth in truths):
+        raise InputError(
+            f"y must hold at least one known label, got only the void label {VOID}; "
+            "pass label maps with labels from 0."
+        )
+    return truths
+
+
+def _length(values: Any, name: str, content: str) -> int:
+    if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str | bytes):
+        raise InputError(
+            f"{name} must be a list of {content}, got {shown(values)}; pass a list."
+        )
+    if len(values) == 0:
+        raise InputError(f"{name} must hold at least one image, got none; pass {content}.")
+    return len(values)
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return shown(value) if shape is None else f"an array of shape {shape}"
+
+
+def _effective_jobs(n_jobs: int | None) -> int:
+    """How many jobs `n_jobs` means; joblib knows what -1 is on a cluster."""
+    if n_jobs is None or n_jobs == 1:
+        return 1
+    try:
+        from joblib import effective_n_jobs
+    except ImportError:
+        raise InputError(
+            f"n_jobs={n_jobs} needs joblib, which is not installed; "
+            "pip install crfield[learn], or use n_jobs=1."
+        ) from None
+    if n_jobs == 0:
+        raise InputError("n_jobs must not be 0, got 0; use 1, or -1 for every core.")
+    return int(effective_n_jobs(n_jobs))
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Say in errors which image they are about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None

@@ -1,0 +1,95 @@
+"""Learning on a cluster: joblib's Dask backend, and a worker that dies on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial, unary_from_probabilities
+from crfield.datasets import synthetic_scenes
+from crfield.estimators import TrainingImage
+from crfield.learning import Inference, Parameters, learn
+
+distributed = pytest.importorskip("dask.distributed")
+joblib = pytest.importorskip("joblib")
+pytest.importorskip("scipy")
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(signal, "SIGALRM"), reason="needs the signals of a POSIX system"
+)
+
+SECONDS = 120
+GROUPS = ("unary", "compat", "kernel")
+START = DenseCRF(3, [Pairwise(Spatial(1.5), Potts(0.5)), Pairwise(Bilateral(4, 30), Potts(0.5))])
+
+
+def examples():
+    # Costs in float64 are computed in float64, so that the runs can be compared closely.
+    return [
+        TrainingImage(
+            scene.image, unary_from_probabilities(scene.probabilities.astype(float)), scene.mask
+        )
+        for scene in synthetic_scenes(4, size=(12, 16), n_labels=3)
+    ]
+
+
+def run(n_jobs, progress=None):
+    return learn(
+        START, examples(), groups=GROUPS, inference=Inference("concave", "exact", 3), max_iter=4,
+        n_jobs=n_jobs, progress=progress,
+    )
+
+
+def as_vector(model):
+    return Parameters(model, GROUPS).start
+
+
+@pytest.fixture
+def _deadline():
+    """A cluster that never answers fails the test instead of holding it up."""
+
+    def give_up(number, frame):
+        raise TimeoutError(f"the cluster did not answer within {SECONDS} seconds")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def client(_deadline, tmp_path):
+    """Two worker processes on the loopback interface; port 0 takes one that is free."""
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1",
+            dashboard_address="127.0.0.1:0", local_directory=str(tmp_path),
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        client.wait_for_workers(2, timeout=SECONDS)
+        yield client
+
+
+def test_learning_survives_the_death_of_a_worker(client):
+    workers = client.run(os.getpid)
+    victims = []
+
+    def kill_a_worker(iteration, report):
+        if iteration == 1:
+            victims.append(tasks.client.get_task_stream()[0]["worker"])
+            os.kill(workers[victims[0]], signal.SIGKILL)
+
+    with distributed.get_task_stream(client) as tasks, joblib.parallel_config(backend="dask"):
+        found = run(2, kill_a_worker)
+    expected = run(1)
+
+    assert len(victims) == 1, "a worker that had done some of the work was killed"
+    assert tasks.data[-1]["worker"] != victims[0], "others did the rest"
+    assert len(found.report.losses) == len(expected.report.losses) > 2
+    np.testing.assert_allclose(as_vector(found.model), as_vector(expected.model), atol=1e-6)
+    assert np.abs(as_vector(found.model) - as_vector(START)).max() > 0.1, "something was learned"
