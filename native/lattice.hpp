@@ -40,8 +40,6 @@ template <class T> class Lattice {
   std::size_t n_points() const { return n_points_; }
   std::size_t n_vertices() const { return n_vertices_; }
   int dim() const { return dim_; }
-  const std::vector<std::int32_t>& vertices() const { return vertex_; }
-  const std::vector<T>& weights() const { return weight_; }
 
  private:
   template <std::size_t Words> void build(const T* features, const KeyLayout& layout, int threads);
