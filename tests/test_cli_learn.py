@@ -42,7 +42,8 @@ def scores(capsys, *words):
 
 
 def test_learning_beats_its_input_on_other_images(dataset, capsys):
-    command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "6", "--jobs", "2"]
+    command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "6", "--jobs", "2",
+               "--learn", "unary,compat,kernel"]
     assert main(command) == 0
     printed = capsys.readouterr()
     assert "loss" in printed.out

@@ -150,7 +150,8 @@ def test_every_optimiser_lowers_the_loss_and_resumes_bit_for_bit(optimizer, tmp_
 
     def run(journal=None, resume=False, max_iter=6):
         return learn(
-            start, examples, loss="hamming", inference=inference, optimizer=optimizer,
+            start, examples, loss="hamming", groups=("unary", "compat", "kernel"),
+            inference=inference, optimizer=optimizer,
             max_iter=max_iter, batch_size=2, step_size=0.05, journal=journal, resume=resume,
         )
 
@@ -183,7 +184,8 @@ def test_validation_keeps_the_best_iterate():
     held_out = images(3, seed=9, n_labels=2)
     model = DenseCRF(2, [Pairwise(Spatial(2), Potts(1))])
     result = learn(
-        model, examples, loss="robust", inference=inference, max_iter=40, patience=3,
+        model, examples, loss="robust", groups=("unary", "compat"), inference=inference,
+        max_iter=40, patience=3,
         validation=held_out,
     )
     scores = result.report.validation_ious

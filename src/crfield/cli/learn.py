@@ -62,8 +62,9 @@ def add_commands(commands: Any) -> None:
         help="model to start from (default: a spatial and a bilateral term)")
     add("--compatibility", choices=("potts", "diagonal", "symmetric"), default="symmetric",
         help="family of the bilateral term's compatibility (default: %(default)s)")
-    add("--learn", default=",".join(GROUPS), metavar="GROUPS",
-        help="what to learn (default: %(default)s)")
+    add("--learn", default="compat,kernel", metavar="GROUPS",
+        help="what to learn; unary,compat,kernel also recalibrates the unaries, for which a few "
+        "dozen images are too few (default: %(default)s)")
     add("--loss", choices=tuple(LOSSES), default="iou", help="(default: %(default)s)")
     add("--optimizer", choices=OPTIMIZERS, default="cg", help="(default: %(default)s)")
     add("--max-iter", type=int, default=30, metavar="N",

@@ -87,7 +87,7 @@ def learn(
     examples: Sequence[Example],
     *,
     loss: str | Loss = "iou",
-    groups: Sequence[str] = ("unary", "compat", "kernel"),
+    groups: Sequence[str] = ("compat", "kernel"),
     optimizer: str = "cg",
     inference: Inference | None = None,
     l2: dict[str, float] | None = None,
@@ -110,7 +110,8 @@ def learn(
     model : where to start; its compatibilities' families and its kernels are what is learned.
     examples : images with costs and true labels; looked up by index in every pass.
     loss : "iou" (over the whole set), "hamming", "robust", "log_likelihood", or a `Loss`.
-    groups : what to learn, of "unary" (a recalibration of the costs), "compat" and "kernel".
+    groups : what to learn, of "unary" (a recalibration of the costs, L (L + 1) numbers that overfit
+        a few dozen images), "compat" and "kernel".
     optimizer : "cg", "lbfgs", "adam" or "sgd"; `max_iter` iterations or epochs.
     l2 : ridge towards the start for "unary", "compat", "off_diagonal" and "kernel"; by default it
         shrinks with the number of images.
