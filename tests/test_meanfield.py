@@ -87,7 +87,8 @@ def test_free_energy_never_rises(algorithm, method):
         assert np.isfinite(result.marginals).all()
         assert np.abs(result.marginals.sum(-1) - 1).max() < 1e-4
         needed += result.shifts > 0
-    print(algorithm, method, needed)
+    if method == "exact" and N_MODELS >= 1000:
+        assert needed >= 5
 
 
 @pytest.mark.parametrize("algorithm", ["concave", "cccp"])
