@@ -81,7 +81,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
            "out"_a.noconvert(), "threads"_a)
       .def("feature_gradient",
            [](Lattice<T>& self, Matrix<T> u, Scale<T> u_scale, Matrix<T> v, Scale<T> v_scale,
-              OutMatrix<T> out, int threads) {
+              OutMatrix<T> out, std::optional<OutMatrix<T>> filtered_u, int threads) {
              require_threads(threads);
              const std::size_t n = self.n_points();
              require(u.shape(0) == n && v.shape(0) == n && u.shape(1) == v.shape(1) &&
@@ -89,14 +89,17 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
                      "u and v must have one row a point and the same columns");
              require(out.shape(0) == n && out.shape(1) == static_cast<std::size_t>(self.dim()),
                      "out has the wrong shape");
+             require(!filtered_u || (filtered_u->shape(0) == n && filtered_u->shape(1) == u.shape(1)),
+                     "filtered_u has the wrong shape");
              const T* su = data_or_null<T>(u_scale, n);
              const T* sv = data_or_null<T>(v_scale, n);
              nb::gil_scoped_release release;
              self.feature_gradient(u.data(), su, v.data(), sv, static_cast<int>(u.shape(1)), threads,
-                                   out.data());
+                                   out.data(), filtered_u ? filtered_u->data() : nullptr);
            },
            "u"_a.noconvert(), "u_scale"_a.noconvert().none(), "v"_a.noconvert(),
-           "v_scale"_a.noconvert().none(), "out"_a.noconvert(), "threads"_a)
+           "v_scale"_a.noconvert().none(), "out"_a.noconvert(), "filtered_u"_a.noconvert().none(),
+           "threads"_a)
       .def("diagonal_gradient",
            [](const Lattice<T>& self, Vector<T> s, OutMatrix<T> out, int threads) {
              require_threads(threads);

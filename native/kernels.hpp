@@ -29,6 +29,13 @@ template <class T> struct Simplices {
   int corners;
 };
 
+// Rows x (n_rows, n_columns), scaled by `scale` (null: ones), that meet the rows of a table of vertices.
+template <class T> struct Correlated {
+  const T* x;
+  const T* scale;
+  const T* values;
+};
+
 // Points in tiles for the exact sum; features are stored dimension by dimension.
 template <class T> struct TiledPoints {
   const T* features;  // (dim, n_padded)
@@ -66,9 +73,9 @@ template <class T> struct Kernels {
   // out_i = factor scale_i sum weight * values[vertex].
   void (*slice)(const Simplices<T>&, const T* values, T factor, const T* scale, std::size_t begin,
                 std::size_t end, int n_columns, T* out);
-  // out_ic += scale_i sum_l x_il values[vertex_ic, l] for every corner c: the slice's derivative with
-  // respect to its weights.
-  void (*correlate)(const Simplices<T>&, const T* x, const T* values, T factor, const T* scale,
+  // out_ic += factor sum_l (u.x_il u.values[vertex_ic, l] + v.x_il v.values[vertex_ic, l]), x scaled
+  // by rows, for every corner c: the slice's derivative with respect to its weights.
+  void (*correlate)(const Simplices<T>&, const Correlated<T>& u, const Correlated<T>& v, T factor,
                     std::size_t begin, std::size_t end, std::size_t n_rows, int n_columns, T* out);
   // out[v] = in[v] / 2 + (in[a] + in[b]) / 4 with neighbours[2 v] = a, neighbours[2 v + 1] = b.
   void (*blur)(const std::int32_t* neighbours, const T* in, std::size_t begin, std::size_t end,

@@ -85,30 +85,55 @@ void slice(const Simplices<T>& points, const T* values, T factor, const T* scale
   });
 }
 
-template <class T>
-void correlate(const Simplices<T>& points, const T* x, const T* values, T factor, const T* scale,
-               std::size_t begin, std::size_t end, std::size_t n_rows, int n_columns, T* out) {
-  with_row_vector<T>(n_columns, [&](auto v) {
-    using V = decltype(v);
-    constexpr int width = Traits<V>::width;
-    const int n_padded = padded_columns<T>(n_columns), last = n_padded - width;
-    const int tail = n_columns - last;
-    V real = {};  // the padding of a table holds what whole-vector reads picked up
-    for (int k = 0; k < tail; ++k) real[k] = T(1);
-    for (std::size_t i = begin; i < end; ++i) {
-      const T* row = x + i * n_columns;
-      const bool inside = i * n_columns + n_padded <= n_rows * n_columns;
-      const V end_of_row = inside ? load<V>(row + last) : load_first<V>(row + last, tail);
-      const V ending = real > V{} ? end_of_row : V{};
-      const T own = scale ? factor * scale[i] : factor;
-      for (int c = 0; c < points.corners; ++c) {
-        const std::size_t corner = i * points.corners + c;
-        const T* vertex = values + static_cast<std::size_t>(points.vertex[corner]) * n_padded;
-        V sum = ending * (real > V{} ? load<V>(vertex + last) : V{});
-        for (int k = 0; k < last; k += width) sum += load<V>(row + k) * load<V>(vertex + k);
-        out[corner] += own * sum_lanes<V>(sum);
-      }
+template <class V, int K>
+void correlate_columns(const Simplices<typename Traits<V>::element>& points,
+                       const Correlated<typename Traits<V>::element>& u,
+                       const Correlated<typename Traits<V>::element>& v,
+                       typename Traits<V>::element factor, std::size_t begin, std::size_t end,
+                       std::size_t n_rows, int n_columns, int first_column, std::size_t stride,
+                       typename Traits<V>::element* out) {
+  using T = typename Traits<V>::element;
+  constexpr int width = Traits<V>::width;
+  const int corners = points.corners;
+  const int here = n_columns - first_column < K * width ? n_columns - first_column : K * width;
+  const int tail = here - (K - 1) * width;
+  V real = {};  // the padding of a table holds what whole-vector reads picked up
+  for (int k = 0; k < tail; ++k) real[k] = T(1);
+  const auto read_row = [&](const Correlated<T>& side, std::size_t i, V* row) {
+    const T* x = side.x + i * n_columns + first_column;
+    const bool inside = i * n_columns + first_column + K * width <= n_rows * n_columns;
+    const T own = side.scale ? factor * side.scale[i] : factor;
+    for (int k = 0; k < K - 1; ++k) row[k] = own * load<V>(x + k * width);
+    const V ending = inside ? load<V>(x + (K - 1) * width)
+                            : load_first<V>(x + (K - 1) * width, tail);
+    row[K - 1] = real > V{} ? own * ending : V{};
+  };
+  for (std::size_t i = begin; i < end; ++i) {
+    V from_u[K], from_v[K];
+    read_row(u, i, from_u);
+    read_row(v, i, from_v);
+    for (int c = 0; c < corners; ++c) {
+      const std::size_t row = static_cast<std::size_t>(points.vertex[i * corners + c]) * stride;
+      const T *of_u = u.values + row + first_column, *of_v = v.values + row + first_column;
+      V sum = {};
+      for (int k = 0; k < K - 1; ++k)
+        sum += from_u[k] * load<V>(of_u + k * width) + from_v[k] * load<V>(of_v + k * width);
+      const V last_u = load<V>(of_u + (K - 1) * width), last_v = load<V>(of_v + (K - 1) * width);
+      sum += real > V{} ? from_u[K - 1] * last_u + from_v[K - 1] * last_v : V{};
+      out[i * corners + c] += sum_lanes<V>(sum);
     }
+  }
+}
+
+template <class T>
+void correlate(const Simplices<T>& points, const Correlated<T>& u, const Correlated<T>& v, T factor,
+               std::size_t begin, std::size_t end, std::size_t n_rows, int n_columns, T* out) {
+  const auto stride = static_cast<std::size_t>(padded_columns<T>(n_columns));
+  with_row_vector<T>(n_columns, [&](auto lanes) {
+    for_column_groups<decltype(lanes)>(n_columns, [&](auto count, int first) {
+      correlate_columns<decltype(lanes), decltype(count)::value>(
+          points, u, v, factor, begin, end, n_rows, n_columns, first, stride, out);
+    });
   });
 }
 

@@ -313,7 +313,7 @@ void Lattice<T>::chain_to_features(std::size_t i, const double* by_weight, T* by
 
 template <class T>
 void Lattice<T>::feature_gradient(const T* u, const T* u_scale, const T* v, const T* v_scale,
-                                  int n_columns, int threads, T* gradient) {
+                                  int n_columns, int threads, T* gradient, T* filtered_u) {
   if (n_points_ == 0) return;
   const auto& kernel = kernels<T>();
   const std::size_t corners = dim_ + 1;
@@ -325,15 +325,15 @@ void Lattice<T>::feature_gradient(const T* u, const T* u_scale, const T* v, cons
   const Simplices<T> points{vertex_.data(), weight_.data(), dim_ + 1};
   parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
     std::fill(by_weight.data() + begin * corners, by_weight.data() + end * corners, T(0));
-    kernel.correlate(points, u, from_v.data(), T(0.5), u_scale, begin, end, n_points_, n_columns,
-                     by_weight.data());
-    kernel.correlate(points, v, from_u.data(), T(0.5), v_scale, begin, end, n_points_, n_columns,
-                     by_weight.data());
+    kernel.correlate(points, {u, u_scale, from_v.data()}, {v, v_scale, from_u.data()}, T(0.5), begin,
+                     end, n_points_, n_columns, by_weight.data());
     double own[max_lattice_dim + 1] = {};
     for (std::size_t i = begin; i < end; ++i) {
       std::copy_n(by_weight.data() + i * corners, corners, own);
       chain_to_features(i, own, gradient + i * dim_);
     }
+    if (filtered_u)
+      kernel.slice(points, from_u.data(), T(0.5), v_scale, begin, end, n_columns, filtered_u);
   });
 }
 

@@ -32,8 +32,9 @@ template <class T> class Lattice {
 
   // gradient (n_points, dim) of sum_il u_il (K v)_il with respect to the features, u and v being
   // scaled by rows (null: ones). The lattice's own derivative: its weights are piecewise linear.
+  // filtered_u = v_scale K(u_scale u), a by-product, unless it is null.
   void feature_gradient(const T* u, const T* u_scale, const T* v, const T* v_scale, int n_columns,
-                        int threads, T* gradient);
+                        int threads, T* gradient, T* filtered_u);
   // gradient (n_points, dim) of sum_i s_i K_ii with respect to the features.
   void diagonal_gradient(const T* s, int threads, T* gradient) const;
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from crfield._validate import FloatArray
-from crfield.losses import Labels, Loss, Totals
-from crfield.meanfield import Problem, State
+from crfield.losses import Labels, Loss, Totals, softmax_jacobian
+from crfield.meanfield import Problem, State, Term
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,18 @@ def backpropagate(
     from_unary : whether q^(0) is softmax(-u), False if it was given.
     """
     n_labels = problem.unary.shape[1]
-    mus = [
-        (t.weight * t.compatibility.matrix(n_labels)).astype(problem.unary.dtype)
-        for t in problem.terms
-    ]
+    arena = problem.arena
     unary = np.zeros_like(problem.unary)
-    compatibility = [np.zeros((n_labels, n_labels)) for _ in mus]
-    features: list[FloatArray | None] = [None] * len(mus)
+    compatibility = [np.zeros((n_labels, n_labels)) for _ in problem.terms]
+    by_features = [
+        t.operator.start_gradient() if wanted else None
+        for t, wanted in zip(problem.terms, widths, strict=True)
+    ]
     last = trace[-1]
     is_softmax = len(trace) == 1 or not problem.shifts(last.shift)
     g: FloatArray | None = None  # dL/dq of the state at hand; the last one may skip it
     b = loss.softmax_gradient(last.marginals, truth, totals) if is_softmax else None
+    pushed, spare = arena.like(unary), arena.like(unary)
     for t in range(len(trace) - 1, 0, -1):
         old, new = trace[t - 1], trace[t]
         shifts = problem.shifts(new.shift)
@@ -75,10 +76,16 @@ def backpropagate(
                 g = loss.gradient(new.marginals, truth, totals)
             b = apply_jacobian(problem, new.marginals, g, shifts)
         unary += b
-        g = np.zeros_like(b)
-        for m, (term, mu) in enumerate(zip(problem.terms, mus, strict=True)):
-            pushed = b @ mu
-            g += term.operator.apply_transpose(pushed)
+        g = arena.like(b)
+        g.fill(0.0)
+        for m, term in enumerate(problem.terms):
+            _push(b, term, pushed)
+            gradient = by_features[m]
+            if gradient is None:
+                term.operator.apply_transpose(pushed, out=spare)
+            else:
+                gradient.add(pushed, old.marginals, old.filtered[m], spare)
+            g += spare
             compatibility[m] += b.T @ old.filtered[m]
             diagonal, strength = problem.diagonals[m], problem.strengths[m]
             inside = _self_strength(strength, shifts[m] if shifts else 0.0, b)  # with q_new
@@ -90,22 +97,30 @@ def backpropagate(
                 compatibility[m] += (beside * b).T @ old.marginals
             if inside is not None:
                 compatibility[m] -= (inside * b).T @ new.marginals
-            if widths[m]:
-                by_features = term.operator.features_grad(pushed, old.marginals)
-                if diagonal is not None:
-                    # k_ii stands in Psi with q_old, and in s as well with q_old - q_new.
-                    owner = new.marginals if strength is not None else old.marginals
-                    by_features += term.operator.diagonal_grad(-(pushed * owner).sum(1))
-                before = features[m]
-                features[m] = by_features if before is None else before + by_features
+            if gradient is not None and diagonal is not None:
+                # k_ii stands in Psi with q_old, and in s as well with q_old - q_new.
+                owner = new.marginals if strength is not None else old.marginals
+                gradient.add_diagonal(-np.einsum("il,il->i", pushed, owner))
         b = None
     if from_unary:
-        start = trace[0].marginals
         if b is None:
             assert g is not None
-            b = start * ((start * g).sum(1, keepdims=True) - g)
+            b = softmax_jacobian(trace[0].marginals, g)
         unary += b
+    moved = len(trace) > 1
+    features = [gradient.total() if gradient and moved else None for gradient in by_features]
     return Gradients(unary, compatibility, features)
+
+
+def _push(b: FloatArray, term: Term, out: FloatArray) -> None:
+    """w b mu; rows of b sum to 0, so that mu = -diag(a) up to a constant needs no product."""
+    n_labels = b.shape[1]
+    attraction = term.compatibility.attraction(n_labels)
+    if attraction is not None:
+        np.multiply(b, (-term.weight * attraction).astype(b.dtype), out=out)
+    else:
+        mu = (term.weight * term.compatibility.matrix(n_labels)).astype(b.dtype)
+        np.matmul(b, mu, out=out)
 
 
 def _self_strength(
@@ -123,7 +138,7 @@ def apply_jacobian(
 ) -> FloatArray:
     """A g, the gradient by e of an update that ended at q; no shifts mean a softmax."""
     if not shifts:
-        return np.asarray(q * ((q * g).sum(1, keepdims=True) - g))
+        return softmax_jacobian(q, g)
     strengths = [
         np.broadcast_to(shift + (0.0 if s is None else s), (len(q),))
         for s, shift in zip(problem.strengths, shifts, strict=True)

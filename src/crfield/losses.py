@@ -71,7 +71,7 @@ class Loss:
     def softmax_gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
         """A dL/dq with A = qq' - diag(q), the gradient with respect to e where q = softmax(-e)."""
         g = self.gradient(q, truth, totals)
-        return np.asarray(q * ((q * g).sum(1, keepdims=True) - g))
+        return softmax_jacobian(q, g)
 
     def _known(self, q: FloatArray, truth: Labels) -> tuple[Any, Any, NDArray[np.float64]]:
         """Rows that count, their labels and weights."""
@@ -136,8 +136,9 @@ class LogLikelihood(RobustLogLikelihood):
         # w (onehot - q): the 1 / q of the gradient cancels, so that q = 0 does no harm.
         rows, labels, w = self._known(q, truth)
         w = (w / max(totals[1], 1e-300)).astype(q.dtype)
-        g = np.zeros_like(q)
-        g[rows] = -w[:, None] * q[rows]
+        by_row = np.zeros(len(q), q.dtype)
+        by_row[rows] = w
+        g = -by_row[:, None] * q
         g[rows, labels] += w
         return g
 
@@ -177,7 +178,9 @@ class IntersectionOverUnion(Loss):
         own = q[rows, labels].astype(np.float64)
         inside = np.bincount(labels, own, n_labels)
         count = np.bincount(labels, minlength=n_labels).astype(np.float64)
-        outside = q[rows].sum(0, dtype=np.float64) - inside
+        known = np.zeros(len(q), q.dtype)
+        known[rows] = 1.0
+        outside = (known @ q).astype(np.float64) - inside
         return np.concatenate([inside, count + outside, count])
 
     def value(self, totals: Totals) -> float:
@@ -187,8 +190,9 @@ class IntersectionOverUnion(Loss):
     def gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
         rows, labels, _ = self._known(q, truth)
         inside, union, factor = self._parts(totals)
-        g = np.zeros_like(q)
-        g[rows] = (factor * inside / union**2).astype(q.dtype)
+        known = np.zeros((len(q), 1), q.dtype)
+        known[rows] = 1.0
+        g = known * (factor * inside / union**2).astype(q.dtype)
         g[rows, labels] = (-factor / union)[labels]
         return g
 
@@ -213,3 +217,11 @@ def class_weights(counts: Any, power: float = 0.25) -> NDArray[np.float64]:
             "count the labels of the truth."
         )
     return np.where(n > 0, np.maximum(n, 1.0) ** -as_scalar(power, "power"), 0.0)
+
+
+def softmax_jacobian(q: FloatArray, g: FloatArray) -> FloatArray:
+    """(qq' - diag(q)) g by rows (KK13 eq. 13)."""
+    level = np.einsum("il,il->i", q, g)
+    b = np.subtract(level[:, None], g)
+    b *= q
+    return np.asarray(b)

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield import _native
+from crfield._arena import Arena
 from crfield._validate import FloatArray, InputError, check_memory
 from crfield.compatibility import Compatibility, center
 from crfield.filters import KernelOperator
@@ -66,8 +67,8 @@ class Outcome:
 class State:
     """Marginals, their pairwise message Psi q and their free energy.
 
-    The arrays belong to the `Problem` and are overwritten two steps later, unless it keeps states;
-    then `filtered` holds K^(m) q of each term.
+    The arrays belong to the `Problem` and are overwritten two steps later, unless it keeps states:
+    then the marginals stay, and `filtered` holds K^(m) q of each term.
     """
 
     marginals: FloatArray
@@ -84,12 +85,14 @@ class Problem:
     unary : (N, L) costs, each row's smallest near 0 for the sake of float32.
     self_pairs : whether the objective includes k_ii q_i'mu q_i / 2.
     convex_self_pairs : whether the update puts k_ii into its convex part (cccp).
-    keep_states : whether every state gets arrays of its own, for going back through them.
+    keep_states : whether every state gets marginals of its own, for going back through them.
+    arena : where those come from.
     """
 
     def __init__(
         self, unary: FloatArray, terms: Sequence[Term], *, self_pairs: bool,
         convex_self_pairs: bool, threads: int, keep_states: bool = False,
+        arena: Arena | None = None,
     ) -> None:
         n_labels = unary.shape[1]
         self.unary = unary
@@ -99,6 +102,7 @@ class Problem:
         self._convex_self_pairs = convex_self_pairs
         self._threads = threads
         self._keep_states = keep_states
+        self.arena = Arena() if arena is None else arena
         dtype = unary.dtype
         self._mu = [
             (t.weight * t.compatibility.native_values(n_labels)).astype(dtype) for t in terms
@@ -115,7 +119,7 @@ class Problem:
         ]
         flat = [np.empty(0), *map(np.ravel, self.update_mu)]
         self._flat_update_mu = np.concatenate(flat).astype(dtype)
-        self._filtered = np.empty_like(unary)
+        self._filtered = self.arena.like(unary)
         # Two sets of buffers, the state before a step and after it: fresh pages cost more than the
         # arithmetic.
         self._buffers = [self._new_buffers() for _ in range(2)]
@@ -134,10 +138,9 @@ class Problem:
 
     def step(self, old: State, shift: float) -> State:
         """The update from `old`; `shift` is the extra strength as a share of |K|'s bound."""
+        q, message = self._buffers[old.message is self._buffers[0][1]]
         if self._keep_states:
-            q, message = self._new_buffers()
-        else:
-            q, message = self._buffers[old.message is self._buffers[0][1]]
+            q = self.arena.like(q)
         sums = self._solve(old.message, old.marginals, self.shifts(shift), q)
         return self._complete(q, message, sums, shift)
 
@@ -154,7 +157,7 @@ class Problem:
         return _ROUNDING[self.unary.dtype.name] * float(scale)
 
     def _new_buffers(self) -> tuple[FloatArray, FloatArray]:
-        return np.empty_like(self.unary), np.empty_like(self.unary)
+        return self.arena.like(self.unary), self.arena.like(self.unary)
 
     def _solve(
         self, message: FloatArray, old: FloatArray, shifts: list[float], out: FloatArray
@@ -179,7 +182,7 @@ class Problem:
             code, mu, diagonal = (
                 term.compatibility.native_code, self._mu[number], self.diagonals[number]
             )
-            filtered = np.empty_like(q) if self._keep_states else self._filtered
+            filtered = self.arena.like(q) if self._keep_states else self._filtered
             term.operator.apply(q, out=filtered)
             kept.append(filtered)
             _native.add_message(

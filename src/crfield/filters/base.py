@@ -11,6 +11,19 @@ from crfield._parallel import thread_count
 from crfield._validate import FloatArray, InputError, check_memory
 
 
+class FeatureGradient(Protocol):
+    """A sum of derivatives of expressions in K by the features, normalisation included."""
+
+    def add(self, u: FloatArray, v: FloatArray, filtered: FloatArray, out: FloatArray) -> None:
+        """Add d sum(u * K v), given `filtered` = K v; K' u, a by-product, goes to `out`."""
+
+    def add_diagonal(self, s: FloatArray) -> None:
+        """Add d sum_i s_i K_ii, s (N,)."""
+
+    def total(self) -> FloatArray:
+        """The sum (N, D)."""
+
+
 class KernelOperator(Protocol):
     """A kernel matrix K (N, N) that is applied, never stored."""
 
@@ -27,11 +40,8 @@ class KernelOperator(Protocol):
     def diagonal(self) -> FloatArray:
         """K_ii, shape (N,)."""
 
-    def features_grad(self, u: FloatArray, v: FloatArray) -> FloatArray:
-        """d sum(u * K v) / d features, shape (N, D), normalisation included."""
-
-    def diagonal_grad(self, s: FloatArray) -> FloatArray:
-        """d sum_i s_i K_ii / d features, shape (N, D)."""
+    def start_gradient(self) -> FeatureGradient:
+        """A sum of derivatives by the features, to be added to."""
 
     def spectral_bound(self) -> float:
         """A bound on |eigenvalues| of K, for the shift that guarantees descent."""
@@ -56,12 +66,12 @@ class NormalizedFilter:
         self.n_variables = n
         self.dtype = dtype
         self.is_symmetric = normalization in ("none", "symmetric")
-        self._normalization = normalization
-        self._pre: FloatArray | None = None
-        self._post: FloatArray | None = None
+        self.normalization = normalization
+        self.pre: FloatArray | None = None
+        self.post: FloatArray | None = None
         if normalization == "none":
             if scale != 1.0:
-                self._pre = self._post = np.full(n, np.sqrt(scale), dtype)
+                self.pre = self.post = np.full(n, np.sqrt(scale), dtype)
             return
         rows = self.apply(np.ones((n, 1), dtype))[:, 0]
         if n and not rows.min() > 0:
@@ -70,68 +80,40 @@ class NormalizedFilter:
                 'use normalization="none" with this kernel shape.'
             )
         if normalization == "symmetric":
-            self._pre = self._post = (1.0 / np.sqrt(rows)).astype(dtype)
+            self.pre = self.post = (1.0 / np.sqrt(rows)).astype(dtype)
         elif normalization == "before":
-            self._pre = (1.0 / rows).astype(dtype)
+            self.pre = (1.0 / rows).astype(dtype)
         else:
-            self._post = (1.0 / rows).astype(dtype)
+            self.post = (1.0 / rows).astype(dtype)
 
     def apply(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
-        return self._run(x, self._pre, self._post, out)
+        return self._run(x, self.pre, self.post, out)
 
     def apply_transpose(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
-        return self._run(x, self._post, self._pre, out)
+        return self._run(x, self.post, self.pre, out)
 
     def diagonal(self) -> FloatArray:
-        result = self._native_diagonal()
-        for scale in (self._pre, self._post):
+        result = self.plain_diagonal()
+        for scale in (self.pre, self.post):
             if scale is not None:
                 result = result * scale
         return result
 
-    def features_grad(self, u: FloatArray, v: FloatArray) -> FloatArray:
-        """The scales move with the features too: with r = K 1, n = r^(-1/2),
+    def start_gradient(self) -> FeatureGradient:
+        return _NormalizedGradient(self)
 
-        d(u'NKNv) = (nu)'dK(nv) + w'dK 1,  w = -1/2 n^3 sum_l (u * K(nv) + v * K(nu)),
-
-        and likewise d(1/r) = -dK 1 / r^2 for the one-sided forms.
-        """
-        u = np.ascontiguousarray(u, dtype=self.dtype)
-        v = np.ascontiguousarray(v, dtype=self.dtype)
-        direct = self._plain_features_grad(u, self._post, v, self._pre)
-        if self._normalization == "none":
-            return direct
-        moved = np.zeros(self.n_variables, self.dtype)
-        if self._pre is not None:
-            power = -0.5 * self._pre**3 if self._normalization == "symmetric" else -(self._pre**2)
-            moved += power * (v * self._run(u, self._post, None, None)).sum(1)
-        if self._post is not None:
-            power = -0.5 * self._post**3 if self._normalization == "symmetric" else -(self._post**2)
-            moved += power * (u * self._run(v, self._pre, None, None)).sum(1)
-        return direct + self._row_sum_grad(moved)
-
-    def diagonal_grad(self, s: FloatArray) -> FloatArray:
-        """K~_ii = c_i K_ii with c = 1/r, except for "none", where c is a constant."""
-        s = np.ascontiguousarray(s, dtype=self.dtype)
-        scales = [scale for scale in (self._pre, self._post) if scale is not None]
-        both = np.prod([np.ones_like(s), *scales], axis=0)
-        direct = self._plain_diagonal_grad(s * both)
-        if self._normalization == "none":
-            return direct
-        return direct + self._row_sum_grad(-s * self._native_diagonal() * both**2)
-
-    def _row_sum_grad(self, w: FloatArray) -> FloatArray:
-        """d sum_i w_i (K 1)_i / d features, K without normalisation."""
-        column = np.ascontiguousarray(w[:, None])
-        return self._plain_features_grad(column, None, np.ones_like(column), None)
-
-    def _plain_features_grad(
-        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None
+    def plain_gradient(
+        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
+        out: FloatArray | None,
     ) -> FloatArray:
-        """d sum(u_scale u * K(v_scale v)) / d features, K without normalisation, fixed scales."""
+        """d sum(u_scale u * K(v_scale v)) / d features, K without normalisation, fixed scales.
+
+        v_scale K(u_scale u) goes to `out` if that is given.
+        """
         raise NotImplementedError
 
-    def _plain_diagonal_grad(self, s: FloatArray) -> FloatArray:
+    def plain_diagonal_gradient(self, s: FloatArray) -> FloatArray:
+        """d sum_i s_i K_ii / d features, K without normalisation."""
         raise NotImplementedError
 
     def spectral_bound(self) -> float:
@@ -148,7 +130,8 @@ class NormalizedFilter:
         )
         return self.apply(np.eye(n, dtype=self.dtype))
 
-    def _native_diagonal(self) -> FloatArray:
+    def plain_diagonal(self) -> FloatArray:
+        """K_ii without normalisation."""
         raise NotImplementedError
 
     def _run(
@@ -165,3 +148,51 @@ class NormalizedFilter:
             out = np.empty_like(values)
         self._native.apply(values, pre, post, out, self._threads)
         return out
+
+
+class _NormalizedGradient:
+    """The scales move with the features too: with r = K 1 and K~ = diag(r)^(-1/2) K diag(r)^(-1/2),
+
+        d(u'K~v) = (r^(-1/2) u)'dK(r^(-1/2) v) + w'dK 1,  w = -1/(2r) sum_l (u * K~v + v * K~'u),
+
+    and one of the two sums without the 1/2 for the one-sided forms. The w of all summands go
+    through one derivative of the row sums at the end.
+    """
+
+    def __init__(self, operator: NormalizedFilter) -> None:
+        self._operator = operator
+        self._direct: FloatArray | None = None
+        self._by_row_sum = np.zeros(operator.n_variables, operator.dtype)
+        self._scale = np.ones_like(self._by_row_sum)  # 1 / r, a constant for "none"
+        for scale in (operator.pre, operator.post):
+            if scale is not None:
+                self._scale = self._scale * scale
+
+    def add(self, u: FloatArray, v: FloatArray, filtered: FloatArray, out: FloatArray) -> None:
+        operator = self._operator
+        self._add_direct(operator.plain_gradient(u, operator.post, v, operator.pre, out))
+        if operator.normalization in ("symmetric", "before"):
+            self._add_by_scale(v, out)
+        if operator.normalization in ("symmetric", "after"):
+            self._add_by_scale(u, filtered)
+
+    def add_diagonal(self, s: FloatArray) -> None:
+        own = self._operator.plain_diagonal()
+        self._add_direct(self._operator.plain_diagonal_gradient(s * self._scale))
+        self._by_row_sum -= s * own * self._scale**2  # d(1/r) = -dr / r^2
+
+    def total(self) -> FloatArray:
+        column = self._by_row_sum[:, None]
+        if self._operator.normalization != "none":
+            ones = np.ones_like(column)
+            self._add_direct(self._operator.plain_gradient(column, None, ones, None, None))
+        assert self._direct is not None
+        return self._direct
+
+    def _add_by_scale(self, x: FloatArray, filtered: FloatArray) -> None:
+        share = 0.5 if self._operator.normalization == "symmetric" else 1.0
+        self._by_row_sum -= share * self._scale * np.einsum("il,il->i", x, filtered)
+
+    def _add_direct(self, gradient: FloatArray) -> None:
+        self._direct = gradient if self._direct is None else self._direct + gradient
+

@@ -40,11 +40,12 @@ class ExactFilter(NormalizedFilter):
         # sinc takes both signs, but |k| <= 1.
         return float(self.n_variables * self.diagonal().max(initial=0.0))
 
-    def _native_diagonal(self) -> FloatArray:
+    def plain_diagonal(self) -> FloatArray:
         return np.ones(self.n_variables, self.dtype)
 
-    def _plain_features_grad(
-        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None
+    def plain_gradient(
+        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
+        out: FloatArray | None,
     ) -> FloatArray:
         """-sum_j k_ij (f_i - f_j) (u_i'v_j + v_i'u_j), by filtering u, v and their products with f.
 
@@ -63,8 +64,10 @@ class ExactFilter(NormalizedFilter):
         stacked = np.concatenate([u, v, *weighted], axis=1)
         filtered = self._run(stacked, None, None, None).reshape(n, -1, 2, n_columns)
         swapped = np.stack([v, u], axis=1)[:, None]  # u meets K v and v meets K u
+        if out is not None:
+            np.multiply(filtered[:, 0, 0], 1.0 if v_scale is None else v_scale[:, None], out=out)
         products = (filtered * swapped).sum((2, 3))  # (N, 1 + D)
         return np.asarray(products[:, 1:] - f * products[:, :1])
 
-    def _plain_diagonal_grad(self, s: FloatArray) -> FloatArray:
+    def plain_diagonal_gradient(self, s: FloatArray) -> FloatArray:
         return np.zeros_like(self._features)  # k(f, f) = 1 whatever f is

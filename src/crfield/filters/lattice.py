@@ -51,20 +51,21 @@ class LatticeFilter(NormalizedFilter):
             )
         return super()._run(x, pre, post, out)
 
-    def _plain_features_grad(
-        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None
+    def plain_gradient(
+        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
+        out: FloatArray | None,
     ) -> FloatArray:
         """The derivative of the lattice itself, whose weights are piecewise linear in f."""
-        out = np.empty((self.n_variables, self._dim), self.dtype)
-        self._native.feature_gradient(u, u_scale, v, v_scale, out, self._threads)
-        return out
+        gradient = np.empty((self.n_variables, self._dim), self.dtype)
+        self._native.feature_gradient(u, u_scale, v, v_scale, gradient, out, self._threads)
+        return gradient
 
-    def _plain_diagonal_grad(self, s: FloatArray) -> FloatArray:
-        out = np.empty((self.n_variables, self._dim), self.dtype)
-        self._native.diagonal_gradient(s, out, self._threads)
-        return out
+    def plain_diagonal_gradient(self, s: FloatArray) -> FloatArray:
+        gradient = np.empty((self.n_variables, self._dim), self.dtype)
+        self._native.diagonal_gradient(s, gradient, self._threads)
+        return gradient
 
-    def _native_diagonal(self) -> FloatArray:
+    def plain_diagonal(self) -> FloatArray:
         out = np.empty(self.n_variables, self.dtype)
         self._native.diagonal(out, self._threads)
         return out

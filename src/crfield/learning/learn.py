@@ -9,12 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crfield._validate import as_choice, as_count
 from crfield.dense import DenseCRF
 from crfield.learning.journal import Journal
-from crfield.learning.objective import Example, Inference, Objective, Point, evaluate_image
+from crfield.learning.objective import (
+    Confusion,
+    Example,
+    Inference,
+    Objective,
+    Point,
+    evaluate_image,
+)
 from crfield.learning.optimizers import minimize
 from crfield.learning.parameters import Parameters, Vector
 from crfield.losses import (
@@ -48,9 +54,13 @@ class LearningReport:
     mean_ious: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)
     validation_ious: list[float] = field(default_factory=list)
+    confusions: list[Confusion] = field(default_factory=list)
+    validation_confusions: list[Confusion] = field(default_factory=list)
     n_evaluations: int = 0
     best_iteration: int = 0
     best_model: DenseCRF | None = None
+    start_model: DenseCRF | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,16 +138,20 @@ def learn(
     chosen = loss if isinstance(loss, Loss) else make_loss(loss, examples, model.n_labels)
     ridge = {**default_l2(len(examples)), **(l2 or {})}
     objective = Objective(parameters, examples, chosen, inference, l2=ridge, n_jobs=n_jobs)
+    settings = {
+        "groups": list(groups), "optimizer": optimizer, "loss": type(chosen).__name__,
+        "inference": dataclasses.asdict(inference), "n_examples": len(examples), "seed": seed,
+        "batch_size": batch_size, "step_size": step_size, "l2": ridge, "project": project,
+    }
     purpose = {
-        "format": "crfield.journal", "version": 1, "groups": list(groups), "optimizer": optimizer,
-        "loss": type(chosen).__name__, "inference": dataclasses.asdict(inference),
-        "n_examples": len(examples), "seed": seed, "batch_size": batch_size,
-        "step_size": step_size, "l2": ridge, "project": project,
+        "format": "crfield.journal", "version": 1, **settings,
         "start": [float(v).hex() for v in parameters.start],
     }
     size = len(parameters.start)
     record = Journal(journal, purpose, size, model.n_labels, resume=resume)
-    report = LearningReport()
+    report = LearningReport(
+        start_model=parameters.build(parameters.start), settings={**settings, "max_iter": max_iter}
+    )
     latest: dict[bytes, Point] = {}  # the last point over all examples: often asked for twice
     best = -np.inf
 
@@ -160,11 +174,14 @@ def learn(
         point = evaluate(vector, None)
         report.losses.append(point.loss)
         report.mean_ious.append(mean_iou(point.confusion))
+        report.confusions.append(point.confusion)
         report.gradient_norms.append(float(np.linalg.norm(point.gradient)))
         score = -point.value
         if validation is not None:
-            score = _validate(parameters.build(vector), validation, chosen, inference)
+            confusion = _validate(parameters.build(vector), validation, chosen, inference)
+            score = mean_iou(confusion)
             report.validation_ious.append(score)
+            report.validation_confusions.append(confusion)
         if score > best:
             best = score
             report.best_iteration = len(report.losses) - 1
@@ -184,10 +201,10 @@ def learn(
 
 def _validate(
     model: DenseCRF, examples: Sequence[Example], loss: Loss, inference: Inference
-) -> float:
-    """Mean IoU of the model's labels on other images."""
-    confusion: NDArray[np.int64] = np.zeros((model.n_labels, model.n_labels), np.int64)
+) -> Confusion:
+    """Confusion matrix of the model's labels on other images."""
+    confusion: Confusion = np.zeros((model.n_labels, model.n_labels), np.int64)
     for index in range(len(examples)):
-        entry = evaluate_image(model, examples[index], loss, inference, None, False, 1)
+        entry = evaluate_image(model, examples[index], loss, inference, None, (), 1)
         confusion += entry.confusion
-    return mean_iou(confusion)
+    return confusion

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield import _native
+from crfield._arena import Arena, lent_arena
 from crfield._parallel import usable_cores
 from crfield._validate import FloatArray, InputError, as_choice, as_count, as_floats
 from crfield.dense import DenseCRF
@@ -91,10 +92,11 @@ class Unrolled:
 
 
 def unroll(
-    model: DenseCRF, example: Example, inference: Inference, threads: int, *, keep_states: bool
+    model: DenseCRF, example: Example, inference: Inference, threads: int, *, keep_states: bool,
+    arena: Arena | None = None,
 ) -> Unrolled:
     """A fixed number of iterations on one image, without the safeguard, whose redone steps would
-    make the loss jump.
+    make the loss jump. What comes out lives in the arena, if one is given.
     """
     check_example(model, example)
     raw = as_floats(example.unary, "unary")
@@ -106,6 +108,7 @@ def unroll(
     problem = Problem(
         centred, terms, self_pairs=inference.algorithm == "concave",
         convex_self_pairs=inference.algorithm == "cccp", threads=threads, keep_states=keep_states,
+        arena=arena,
     )
     trace: list[State] = []
     outcome = run_parallel(
@@ -132,24 +135,36 @@ def check_example(model: DenseCRF, example: Example) -> None:
 
 def evaluate_image(
     model: DenseCRF, example: Example, loss: Loss, inference: Inference, totals: Totals | None,
-    widths: bool, threads: int,
+    groups: Sequence[str], threads: int,
 ) -> Evaluation:
     """Infer on one image; go back through it if the totals of all images are given."""
-    run = unroll(model, example, inference, threads, keep_states=totals is not None)
-    q, n_labels = run.marginals, model.n_labels
-    truth = np.asarray(example.truth).reshape(-1)
-    void = 255 if loss.void is None else loss.void
-    confusion = confusion_matrix(truth, q.argmax(1), n_labels, void=void)
-    own = loss.totals(q, truth)
-    if totals is None:
-        return Evaluation(own, confusion, None)
+    with lent_arena() as arena:
+        run = unroll(
+            model, example, inference, threads, keep_states=totals is not None, arena=arena
+        )
+        q, n_labels = run.marginals, model.n_labels
+        truth = np.asarray(example.truth).reshape(-1)
+        void = 255 if loss.void is None else loss.void
+        confusion = confusion_matrix(truth, q.argmax(1), n_labels, void=void)
+        own = loss.totals(q, truth)
+        gradient = None if totals is None else _gradient(run, loss, truth, totals, groups)
+    return Evaluation(own, confusion, gradient)
+
+
+def _gradient(
+    run: Unrolled, loss: Loss, truth: NDArray[Any], totals: Totals, groups: Sequence[str]
+) -> ModelGradient:
     terms = run.problem.terms
     found = backpropagate(
-        run.problem, run.trace, loss, truth, totals, widths=[widths] * len(terms)
+        run.problem, run.trace, loss, truth, totals, widths=["kernel" in groups] * len(terms)
     )
-    seen = np.concatenate([run.costs, np.ones((len(q), 1), q.dtype)], axis=1)
-    gradient = ModelGradient(
-        found.unary.T.astype(np.float64) @ seen,
+    n_labels = found.unary.shape[1]
+    recalibration = np.zeros((n_labels, n_labels + 1))
+    if "unary" in groups:
+        recalibration[:, :-1] = found.unary.T @ run.costs
+        recalibration[:, -1] = found.unary.sum(0, dtype=np.float64)
+    return ModelGradient(
+        recalibration,
         [np.asarray(g, np.float64) for g in found.compatibility],
         [
             np.zeros((0, 0)) if g is None or t.features is None
@@ -157,7 +172,6 @@ def evaluate_image(
             for g, t in zip(found.features, terms, strict=True)
         ],
     )
-    return Evaluation(own, confusion, gradient)
 
 
 def threads_per_job(n_jobs: int) -> int:
@@ -222,8 +236,8 @@ class Objective:
     def _visit(
         self, model: DenseCRF, chosen: Sequence[int], totals: Totals | None
     ) -> list[Evaluation]:
-        widths = "kernel" in self.parameters.groups
-        arguments = (self.loss, self.inference, totals, widths, self._threads)
+        groups = self.parameters.groups
+        arguments = (self.loss, self.inference, totals, groups, self._threads)
         if self.n_jobs == 1:
             return [evaluate_image(model, self.examples[i], *arguments) for i in chosen]
         from joblib import Parallel, delayed

@@ -73,4 +73,4 @@ def _image_confusion(
     model: DenseCRF, example: Example, inference: Inference, threads: int
 ) -> Confusion:
     loss = ExpectedHamming(void=VOID)  # evaluate_image wants one; only the counts are used
-    return evaluate_image(model, example, loss, inference, None, False, threads).confusion
+    return evaluate_image(model, example, loss, inference, None, (), threads).confusion
