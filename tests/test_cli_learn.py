@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
+import crfield.cli.learn as learn_command
+import crfield.cli.progress as progress_module
 from crfield import DenseCRF
 from crfield.cli import main
-from crfield.datasets import synthetic_scenes
+from crfield.cli.progress import LearningProgress
+from crfield.learning import LearningReport
+from small_dataset import write_dataset
 
 pytest.importorskip("scipy")
 
@@ -20,20 +28,14 @@ pytest.importorskip("scipy")
 def dataset(tmp_path, monkeypatch):
     """Six scenes as files, four to learn from and two to score on."""
     monkeypatch.chdir(tmp_path)
-    root = Path("data")
-    for folder in ("images", "labels", "unaries"):
-        (root / folder).mkdir(parents=True)
-    names = []
-    for scene in synthetic_scenes(6, size=(48, 56), n_labels=3, seed=1):
-        Image.fromarray(scene.image).save(root / "images" / f"{scene.name}.png")
-        Image.fromarray(scene.mask).save(root / "labels" / f"{scene.name}.png")
-        np.save(root / "unaries" / f"{scene.name}.npy", scene.probabilities)
-        names.append(scene.name)
-    (root / "train.txt").write_text("\n".join(names[:4]) + "\n")
-    (root / "test.txt").write_text("\n".join(names[4:]) + "\n")
-    description = {"n_labels": 3, "unaries": {"folder": "unaries", "kind": "probabilities"}}
-    (root / "dataset.json").write_text(json.dumps(description))
-    return root
+    return write_dataset("data", n_train=4, n_test=2)
+
+
+@pytest.fixture
+def small_dataset(tmp_path, monkeypatch):
+    """Two scenes of a few hundred pixels."""
+    monkeypatch.chdir(tmp_path)
+    return write_dataset("data", n_train=2, size=(16, 20))
 
 
 def scores(capsys, *words):
@@ -46,17 +48,21 @@ def test_learning_beats_its_input_on_other_images(dataset, capsys):
                "--learn", "unary,compat,kernel"]
     assert main(command) == 0
     printed = capsys.readouterr()
-    assert "loss" in printed.out
-    assert "mean IoU" in printed.err
-    report = json.loads(Path("model.json").read_text())
-    assert report["losses"][report["best_iteration"]] < report["losses"][0]
+    assert re.search(r"model: loss .* mean IoU .* on train; see model.report.html\n$", printed.out)
+    lines = printed.err.splitlines()
+    assert len(lines) == 7
+    for number, line in enumerate(lines):
+        assert re.match(rf"{number}/6  loss 0\.\d{{4}}  mean IoU \d+\.\d\d %", line)
+        assert line.endswith(" left") == (0 < number < 6)
+    assert {path.name for path in Path().iterdir()} == {
+        "data", "model", "model.journal", "model.report.html"}
     found = scores(capsys, "model", "data", "--split", "test")
     assert found["model"]["mean_iou"] > found["input"]["mean_iou"]
     assert main(["evaluate", "model", "data", "--split", "test"]) == 0
     assert capsys.readouterr().out.count("mean IoU") == 2
 
 
-def test_an_interrupted_run_leaves_a_model_and_resumes(dataset, capsys, monkeypatch):
+def test_an_interrupted_run_leaves_a_model_and_resumes(small_dataset, capsys, monkeypatch):
     command = ["learn", "data", "--split", "train", "--learn", "compat,kernel", "--compatibility",
                "potts", "--max-iter", "4", "--quiet"]
     assert main([*command, "-o", "whole"]) == 0
@@ -79,11 +85,201 @@ def test_an_interrupted_run_leaves_a_model_and_resumes(dataset, capsys, monkeypa
     assert Path("part").read_bytes() == Path("whole").read_bytes()
 
 
-def test_validation_split_is_used(dataset, capsys):
+def test_validation_split_and_report(dataset, capsys):
+    (dataset / "classes.txt").write_text("wall\nchair\nfloor lamp\n")
     command = ["learn", "data", "--split", "train", "--validation", "test", "-o", "model",
-               "--loss", "hamming", "--optimizer", "adam", "--max-iter", "2"]
+               "--loss", "hamming", "--optimizer", "adam", "--max-iter", "2", "--json"]
     assert main(command) == 0
-    assert len(json.loads(Path("model.json").read_text())["validation_ious"]) == 3
+    printed = capsys.readouterr()
+    facts = json.loads(printed.out)
+    assert [len(facts[name]) for name in ("losses", "mean_ious", "validation_ious")] == [3, 3, 3]
+    assert f"validation {100 * facts['validation_ious'][-1]:.2f} %" in printed.err
+    page = Path("model.report.html").read_text("utf-8")
+    for words in ("floor lamp", "Validation images", "<td class=\"number\">ExpectedHamming</td>",
+                  f"{facts['losses'][0]:.4f} → {facts['losses'][facts['best_iteration']]:.4f}"):
+        assert words in page
+
+
+def test_quiet_prints_nothing(small_dataset, capsys):
+    command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "1", "--quiet"]
+    assert main(command) == 0
+    assert main([*command, "--resume"]) == 0
+    Path("model.journal").unlink()
+    assert main([*command, "--resume"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert Path("model.report.html").exists()
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def course(n):
+    """The report after iteration n - 1."""
+    return LearningReport(losses=[0.5] * n, mean_ious=[0.25] * n, validation_ious=[0.75] * n)
+
+
+def test_on_a_terminal_one_line_is_redrawn(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = Terminal()
+    with LearningProgress(2, 5, stream=stream) as progress:
+        progress._bar.mininterval = 0
+        progress.visit(3)
+        for iteration in range(3):
+            progress.iteration_done(iteration, course(iteration + 1))
+            progress.visit(iteration)
+    shown = stream.getvalue()
+    assert shown.count("\n") == 1
+    assert shown.endswith("\n")
+    assert "0/2 |        | image 4/5" in shown
+    assert "1/2 |████    | loss 0.5000  mean IoU 25.00 %  validation 75.00 %" in shown
+    assert shown.rstrip().rsplit("\r", 1)[-1].split("| ")[-1].strip() == (
+        "loss 0.5000  mean IoU 25.00 %  validation 75.00 %"), "the end does not speak of an image"
+
+
+def test_the_time_left_counts_what_was_computed(monkeypatch):
+    """Two iterations come from the journal; then two are computed, of 30 and 50 seconds."""
+    clock = iter([0.0, 0.1, 0.2, 0.3, 30.3, 80.3])
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    with LearningProgress(10, 5, stream=stream) as progress:
+        for iteration in range(5):
+            if iteration > 2:
+                progress.visit(0)
+            progress.iteration_done(iteration, course(iteration + 1))
+    lines = stream.getvalue().splitlines()
+    assert [line.endswith(" left") for line in lines] == [False, False, False, True, True]
+    assert lines[3].endswith("  03:30 left")
+    assert lines[4].endswith("  04:00 left")
+
+
+INTERRUPTIBLE = """
+import signal, sys
+from crfield.cli import main
+from crfield.learning import Objective
+
+evaluate, calls, stop = Objective.__call__, [], int(sys.argv[1])
+
+def wait_at_the_last(self, *arguments):
+    calls.append(arguments)
+    if len(calls) == stop:
+        print("waiting", flush=True)
+        signal.pause()
+    return evaluate(self, *arguments)
+
+Objective.__call__ = wait_at_the_last
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals between processes")
+@pytest.mark.parametrize(("evaluation", "existing", "expected"), [
+    (1, False, "crfield: interrupted; model is not written yet; the same command with --resume "
+     "goes on.\n"),
+    (1, True, "crfield: interrupted; model is as it was; the same command with --resume goes "
+     "on.\n"),
+    (3, True, "crfield: interrupted; model holds the best model so far, of iteration 0; the same "
+     "command with --resume goes on.\n"),
+], ids=["at the start", "at the start of another", "after the start"])
+def test_ctrl_c_says_what_is_left(small_dataset, evaluation, existing, expected):
+    command = ["learn", "data", "--split", "train", "-o", "model", "--optimizer", "adam",
+               "--max-iter", "2", "--quiet"]
+    assert main(["learn", "data", "--split", "train", "-o", "whole", *command[6:]]) == 0
+    if existing:
+        Path("model").write_text("something precious")
+    program = [sys.executable, "-c", INTERRUPTIBLE, str(evaluation), *command]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate()
+    assert process.returncode == 130
+    assert error == expected
+    if evaluation > 1:
+        assert DenseCRF.load("model").n_labels == 3
+    else:
+        assert Path("model").exists() == existing
+        assert not existing or Path("model").read_text() == "something precious"
+    assert main([*command, "--resume"]) == 0
+    assert Path("model").read_bytes() == Path("whole").read_bytes()
+
+
+@pytest.mark.parametrize("taken", ["", ".journal", ".report.html"])
+def test_a_file_that_cannot_be_written_is_said_before_learning(
+    taken, small_dataset, capsys, monkeypatch
+):
+    monkeypatch.setattr(learn_command, "learn", lambda *_, **__: pytest.fail("learning began"))
+    command = ["learn", "data", "--split", "train", "-o"]
+    Path(f"model{taken}").mkdir()
+    assert main([*command, "model"]) == 2
+    assert f"cannot write model{taken}: it is not a regular file" in capsys.readouterr().err
+    assert main([*command, "missing/model"]) == 2
+    assert "cannot write missing/model: no such file or directory" in capsys.readouterr().err
+
+    def forbid(*_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", forbid)
+        assert main([*command, "other"]) == 2
+    assert "cannot write other: permission denied; choose a folder" in capsys.readouterr().err
+    assert {path.name for path in Path().iterdir()} == {"data", f"model{taken}"}
+
+
+SMALL_DISK = """
+import resource, sys
+from crfield.cli import main
+import crfield.cli.learn, scipy.optimize
+
+largest = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("fails", ["start", "model", "journal", "report"])
+def test_a_full_disk_costs_no_model(fails, small_dataset):
+    """No file may grow beyond a limit, at which one of them fails; then there is room again."""
+    pytest.importorskip("resource")
+    command = ["learn", "data", "--split", "train", "--compatibility", "potts", "--optimizer",
+               "adam", "--max-iter", "6", "--quiet", "-o"]
+    assert main([*command, "whole"]) == 0
+    journal, model, report = (
+        Path(f"whole{end}").read_bytes() for end in (".journal", "", ".report.html"))
+    header = journal.index(b"\n") + 1
+    assert header + 300 < len(model) < len(journal) - 200 < len(report) - 1000
+    limit, culprit = {
+        "start": (header // 2, "model.journal"), "model": (len(model) - 100, "model"),
+        "journal": (len(journal) - 50, "model.journal"),
+        "report": (len(report) // 2, "model.report.html"),
+    }[fails]
+    old = DenseCRF(3)
+    old.save("model")
+    before = Path("model").read_bytes()
+    Path("model.report.html").write_text("old")
+    assert len(before) < limit or fails == "start"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", SMALL_DISK, str(limit), *command, "model"],
+        capture_output=True, text=True, check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        f"crfield: error: cannot write {culprit}: file too large; make room there.\n")
+    assert ("with --resume goes on" in done.stderr) == (fails in ("journal", "report"))
+    assert Path("model.report.html").read_text() == "old"
+    if fails in ("start", "model"):
+        assert Path("model").read_bytes() == before
+    else:
+        assert Path("model").read_bytes() != before
+        DenseCRF.load("model")
+    assert not [path.name for path in Path().iterdir() if path.name.startswith(".")]
+    assert main([*command, "model", "--resume"]) == 0
+    assert Path("model").read_bytes() == model
+    assert Path("model.report.html").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(("words", "expected"), [

@@ -1,4 +1,5 @@
 from importlib import resources
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -6,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from crfield import Bilateral, DenseCRF, FeatureKernel, Pairwise, Potts, Spatial
 from crfield._validate import InputError
 from crfield.datasets import (
+    Shrunk,
     coarsen,
     load_sample,
     noisy_probabilities,
@@ -228,3 +231,48 @@ def test_scene_probabilities_leave_something_to_refine():
 def test_wrong_scene_requests_are_explained(change, message):
     with pytest.raises(InputError, match=message):
         synthetic_scenes(**({"n": 1} | change))
+
+
+def test_shrunk_examples_are_means_of_blocks_and_labels_of_their_middle():
+    rng = np.random.default_rng(0)
+    example = SimpleNamespace(
+        image=rng.integers(0, 256, (7, 9, 3), np.uint8), unary=rng.random((7, 9, 4), np.float32),
+        truth=rng.integers(0, 4, (7, 9)),
+    )
+    small = Shrunk([example], 3)[0]
+    assert small.image.shape == (2, 3, 3)
+    assert small.image.dtype == np.uint8
+    for y, x in np.ndindex(2, 3):
+        block = np.s_[3 * y : 3 * y + 3, 3 * x : 3 * x + 3]
+        assert np.abs(small.image[y, x] - example.image[block].mean((0, 1))).max() <= 0.5
+        np.testing.assert_allclose(small.unary[y, x], example.unary[block].mean((0, 1)), rtol=1e-6)
+        assert small.truth[y, x] == example.truth[3 * y + 1, 3 * x + 1]
+    with pytest.raises(InputError, match="factor must not exceed the sides"):
+        Shrunk([example], 8)[0]
+
+
+def test_a_rescaled_model_does_on_the_full_grid_what_the_model_does_on_the_small_one():
+    """Every pixel of a small grid becomes a block: the marginals of the blocks must be close."""
+    rng = np.random.default_rng(1)
+    small_image = rng.integers(0, 2, (10, 12, 1)).repeat(3, -1).astype(np.uint8) * 200
+    small_unary = rng.random((10, 12, 3)) * 3
+    both = np.zeros((5, 5))
+    both[:2, :2], both[2:, 2:] = [[9.0, 1.0], [1.0, 4.0]], 400.0 * np.eye(3)
+    model = DenseCRF(3, [
+        Pairwise(Spatial([2.0, 3.0]), Potts(2.0)),
+        Pairwise(Bilateral(4.0, 30.0), Potts(3.0)),
+        Pairwise(Bilateral(covariance=both), Potts(1.0)),
+        Pairwise(FeatureKernel("f", 1), Potts(0.0)),
+    ])
+    large = model.rescaled(3)
+    np.testing.assert_allclose(large.terms[0].kernel.sigma, [6.0, 9.0])
+    np.testing.assert_allclose(large.terms[2].kernel.covariance[:2, :2], 9 * both[:2, :2])
+    np.testing.assert_allclose(large.terms[2].kernel.covariance[2:, 2:], both[2:, 2:])
+    blown = [np.kron(a, np.ones((3, 3, 1), a.dtype)) for a in (small_image, small_unary)]
+    features = {"f": np.zeros((120, 1))}, {"f": np.zeros((1080, 1))}
+    options = {"filter": "exact", "max_iter": 5, "tol": 0.0}
+    expected = model.infer(small_image, small_unary, features=features[0], **options).marginals
+    found = large.infer(*blown, features=features[1], **options).marginals
+    assert np.abs(found[1::3, 1::3] - expected).max() < 0.02
+    with pytest.raises(InputError, match="factor must be positive"):
+        model.rescaled(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -35,10 +36,25 @@ def atomic_path(path: Path) -> Iterator[Path]:
             os.fsync(stream.fileno())
         temporary.replace(target)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise InputError(
-            f"cannot write {path}: {reason}; choose a folder that exists and is writable."
-        ) from error
+        raise cannot_write(path, error) from error
     finally:
         with suppress(OSError):  # there is none if its folder is missing or is no folder
             temporary.unlink()
+
+
+def check_writable(path: Path) -> None:
+    """Refuse, before any work is done, a file that could not be written; nothing is left behind."""
+    with suppress(_Rehearsed), atomic_path(path):
+        raise _Rehearsed
+
+
+def cannot_write(path: Path, error: OSError) -> InputError:
+    """The refusal for a file that the system did not let us write."""
+    reason = (error.strerror or str(error)).lower()
+    full = error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", None))
+    remedy = "make room there" if full else "choose a folder that exists and is writable"
+    return InputError(f"cannot write {path}: {reason}; {remedy}.")
+
+
+class _Rehearsed(Exception):
+    """Ends a rehearsal of writing before the file takes its place."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from crfield._validate import (
     as_choice,
     as_count,
     as_floats,
+    as_positive,
     as_scalar,
     first_index,
     shown,
@@ -271,6 +272,16 @@ class DenseCRF:
             return costs
         matrix = self.recalibration.astype(costs.dtype)
         return np.ascontiguousarray(costs @ matrix[:, :-1].T + matrix[:, -1])
+
+    def rescaled(self, factor: float, grid_dim: int = 2) -> DenseCRF:
+        """The same model for images whose sides are `factor` times as many pixels: widths in space
+        grow with them, colours and weights stay, because normalised kernels average.
+        """
+        positive = float(as_positive(as_scalar(factor, "factor"), "factor"))
+        terms = [
+            replace(term, kernel=term.kernel.rescaled(positive, grid_dim)) for term in self.terms
+        ]
+        return replace(self, terms=terms)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file; the file appears whole or not at all."""

@@ -12,8 +12,8 @@ a function of f - g alone (KK13 section 3):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,10 @@ class Kernel:
         """Which of the `dim` scaled features each field of widths divides."""
         raise NotImplementedError
 
+    def rescaled(self, factor: float, grid_dim: int = 2) -> Self:
+        """The same kernel for a grid whose sides are `factor` times as many pixels."""
+        return self
+
     @property
     def is_symmetric(self) -> bool:
         """Whether k(f, g) = k(g, f) after normalisation."""
@@ -97,6 +101,9 @@ class Spatial(Kernel):
 
     def width_blocks(self, dim: int, grid_dim: int) -> list[tuple[str, slice]]:
         return [("sigma", slice(0, dim))]
+
+    def rescaled(self, factor: float, grid_dim: int = 2) -> Self:
+        return replace(self, sigma=_stretch(self.sigma, factor, grid_dim))
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +175,11 @@ class Bilateral(Kernel):
         if self.covariance is not None:
             return [("covariance", slice(0, dim))]
         return [("sigma_xy", slice(0, grid_dim)), ("sigma_color", slice(grid_dim, dim))]
+
+    def rescaled(self, factor: float, grid_dim: int = 2) -> Self:
+        if self.covariance is not None:
+            return replace(self, covariance=_stretch(self.covariance, factor, grid_dim))
+        return replace(self, sigma_xy=_stretch(self.sigma_xy, factor, grid_dim))
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,6 +309,14 @@ def _check_size(widths: Widths, dim: int, name: str, what: str) -> None:
         f"{name} must have one entry for each {what} ({dim}), got {form} for {widths.shape[0]}; "
         "give one number for all or match the data."
     )
+
+
+def _stretch(widths: Widths, factor: float, grid_dim: int) -> Widths:
+    """Widths of positions times a factor; a covariance has the positions first."""
+    if isinstance(widths, float) or widths.ndim == 1:
+        return widths * factor
+    axes = np.where(np.arange(len(widths)) < grid_dim, factor, 1.0)
+    return np.asarray(axes[:, None] * widths * axes)
 
 
 def _divide(

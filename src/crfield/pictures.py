@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from crfield._axes import round_ticks, tick_names
 from crfield._colours import distinct_colours, uncertainty_ramp
 from crfield._validate import InputError, check_finite
 
@@ -163,9 +164,9 @@ def line_plot(
     draw = ImageDraw.Draw(sheet)
     small, large = (ImageFont.load_default(size=s * scale) for s in (13, 17))
 
-    x_ticks = _ticks(0, max(len(heights) - 1, 1), 8, whole=True)
-    y_ticks = _ticks(float(heights.min()), float(heights.max()), 6)
-    y_names = _tick_names(y_ticks)
+    x_ticks = round_ticks(0, max(len(heights) - 1, 1), 8, whole=True)
+    y_ticks = round_ticks(float(heights.min()), float(heights.max()), 6)
+    y_names = tick_names(y_ticks)
     low, high = min(y_ticks[0], heights.min()), max(y_ticks[-1], heights.max())
     label_width = max(draw.textlength(name, font=small) for name in y_names)
     left = label_width + (44 if ylabel else 22) * scale
@@ -263,27 +264,3 @@ def _text_upwards(
     ImageDraw.Draw(strip).text((0, 0), text, fill=_INK, font=font)
     turned = strip.transpose(Image.Transpose.ROTATE_90)
     sheet.paste(turned, (centre[0] - turned.width // 2, centre[1] - turned.height // 2))
-
-
-def _ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
-    """Round numbers covering [low, high] in at most about `most` steps of 1, 2 or 5."""
-    if high - low <= max(1e-12 * max(abs(low), abs(high)), 1e-290):
-        margin = 0.05 * abs(low) if abs(low) > 1e-280 else 1.0
-        low, high = low - margin, high + margin
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
-    step = max(step, 1.0) if whole else step
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    if whole:
-        last = math.floor(high / step)
-    return [index * step for index in range(first, last + 1)]
-
-
-def _tick_names(ticks: Sequence[float]) -> list[str]:
-    step, largest = ticks[1] - ticks[0], max(abs(tick) for tick in ticks)
-    if largest >= 1e9 or step < 1e-6:
-        digits = min(math.ceil(math.log10(largest / step) + 1e-9), 8)
-        return [f"{tick:.{digits}e}" for tick in ticks]
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    return [f"{tick:,.{decimals}f}" for tick in ticks]

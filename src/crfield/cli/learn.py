@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._atomicfile import check_writable
 from crfield._validate import InputError
+from crfield.cli.progress import LearningProgress
 from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric
 from crfield.datasets import FolderDataset
 from crfield.dense import DenseCRF, Pairwise
@@ -26,6 +26,7 @@ from crfield.learning import (
     LearningReport,
     learn,
     make_loss,
+    write_report,
 )
 from crfield.learning.learn import LOSSES
 from crfield.metrics import (
@@ -51,7 +52,8 @@ def add_commands(commands: Any) -> None:
     """Add the subcommands `learn` and `evaluate`."""
     parser = commands.add_parser(
         "learn", help="learn a model's parameters from images with true labels",
-        description="Learn the parameters of a dense CRF and save the model.",
+        description="Learn the parameters of a dense CRF, save the model and write a page of "
+        "pictures about it, MODEL.report.html.",
         epilog=LEARN_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_dataset(parser)
@@ -78,7 +80,8 @@ def add_commands(commands: Any) -> None:
     add("--jobs", type=int, default=1, metavar="N", help="images at a time (default: 1)")
     add("--seed", type=int, default=0, help="order of mini-batches (default: 0)")
     add("--resume", action="store_true", help="take up an interrupted run from its journal")
-    add("--quiet", action="store_true", help="print nothing while learning")
+    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--json", action="store_true", help="print the course of learning as JSON at the end")
     parser.set_defaults(run=run_learn)
 
     parser = commands.add_parser(
@@ -95,52 +98,91 @@ def add_commands(commands: Any) -> None:
 
 
 def run_learn(arguments: argparse.Namespace) -> int:
-    """Learn, saving the best model so far after every iteration."""
+    """Learn, saving the best model so far after every iteration; then write the report."""
+    output: Path = arguments.output
+    journal, page = (output.with_name(output.name + end) for end in (".journal", ".report.html"))
+    for path in (output, journal, page):
+        check_writable(path)
     dataset = _open(arguments, arguments.split)
     validation = _open(arguments, arguments.validation) if arguments.validation else None
     model = (
         DenseCRF.load(arguments.start) if arguments.start
         else starting_model(dataset.n_labels, arguments.compatibility)
     )
-    journal = arguments.output.with_name(arguments.output.name + ".journal")
-    begin = time.monotonic()
-
-    def progress(iteration: int, report: LearningReport) -> None:
-        if report.best_model is not None and report.best_iteration == iteration:
-            report.best_model.save(arguments.output)
-        if not arguments.quiet:
-            print(_progress_line(iteration, arguments.max_iter, report, time.monotonic() - begin),
-                  file=sys.stderr, flush=True)
-
+    if arguments.resume and not journal.exists() and not arguments.quiet:
+        print(f"crfield: there is no {journal} to resume; starting anew.", file=sys.stderr)
+    saved: int | None = None  # the iteration whose model this run has saved last
     try:
-        examples = _Remembered(dataset)
-        result = learn(
-            model, examples,
-            loss=make_loss(arguments.loss, examples, dataset.n_labels, void=dataset.void),
-            groups=tuple(word.strip() for word in arguments.learn.split(",") if word.strip()),
-            optimizer=arguments.optimizer, max_iter=arguments.max_iter, n_jobs=arguments.jobs,
-            inference=Inference(arguments.algorithm, "auto", arguments.iterations),
-            l2=_parse_l2(arguments.l2), seed=arguments.seed,
-            validation=None if validation is None else _Remembered(validation),
-            journal=journal, resume=arguments.resume, progress=progress,
+        with LearningProgress(arguments.max_iter, len(dataset), quiet=arguments.quiet) as progress:
+            examples = _Remembered(dataset, progress.visit)
+
+            def after_iteration(iteration: int, report: LearningReport) -> None:
+                nonlocal saved
+                if report.best_model is not None and report.best_iteration == iteration:
+                    report.best_model.save(output)
+                    saved = iteration
+                progress.iteration_done(iteration, report)
+
+            learned = learn(
+                model, examples,
+                loss=make_loss(arguments.loss, examples, dataset.n_labels, void=dataset.void),
+                groups=tuple(word.strip() for word in arguments.learn.split(",") if word.strip()),
+                optimizer=arguments.optimizer, max_iter=arguments.max_iter, n_jobs=arguments.jobs,
+                inference=Inference(arguments.algorithm, "auto", arguments.iterations),
+                l2=_parse_l2(arguments.l2), seed=arguments.seed,
+                validation=None if validation is None else _Remembered(validation),
+                journal=journal, resume=arguments.resume, progress=after_iteration,
+            )
+        write_report(
+            page, learned, class_names=dataset.class_names, title=output.name,
+            grid_dim=np.ndim(examples[0].truth), settings=_data_settings(arguments),
         )
     except KeyboardInterrupt:
-        print(
-            f"crfield: interrupted; {arguments.output} holds the best model so far if one "
-            "iteration was done, and the same command with --resume goes on.", file=sys.stderr,
-        )
+        print(f"crfield: interrupted; {_what_is_left(output, saved)}", file=sys.stderr)
         return 130
-    result.model.save(arguments.output)
-    report = arguments.output.with_name(arguments.output.name + ".json")
-    facts = {k: v for k, v in dataclasses.asdict(result.report).items() if k != "best_model"}
-    report.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    print(
-        f"{arguments.output}: loss {result.report.losses[0]:.4f} -> "
-        f"{result.report.losses[result.report.best_iteration]:.4f}, mean IoU "
-        f"{100 * result.report.mean_ious[0]:.2f} -> "
-        f"{100 * result.report.mean_ious[result.report.best_iteration]:.2f} on {arguments.split}"
-    )
+    except (InputError, OSError):
+        if saved is not None:
+            print(f"crfield: stopped; {_what_is_left(output, saved)}", file=sys.stderr)
+        raise
+    if arguments.json:
+        print(_facts(learned.report))
+    elif not arguments.quiet:
+        print(_outcome(arguments, learned.report, page))
     return 0
+
+
+def _what_is_left(output: Path, saved: int | None) -> str:
+    """What the file of the model holds when learning ends early, and how to go on."""
+    if saved is not None:
+        state = f"holds the best model so far, of iteration {saved}"
+    else:
+        state = "is as it was" if output.exists() else "is not written yet"
+    return f"{output} {state}; the same command with --resume goes on."
+
+
+def _outcome(arguments: argparse.Namespace, report: LearningReport, page: Path) -> str:
+    kept = report.best_iteration
+    return (
+        f"{arguments.output}: loss {report.losses[0]:.4f} -> {report.losses[kept]:.4f}, mean IoU "
+        f"{100 * report.mean_ious[0]:.2f} -> {100 * report.mean_ious[kept]:.2f} % on "
+        f"{arguments.split or 'all images'}; see {page}"
+    )
+
+
+def _facts(report: LearningReport) -> str:
+    """The course of learning as JSON."""
+    names = ("losses", "mean_ious", "validation_ious", "gradient_norms", "n_evaluations",
+             "best_iteration")
+    return json.dumps({name: getattr(report, name) for name in names}, indent=1)
+
+
+def _data_settings(arguments: argparse.Namespace) -> dict[str, str]:
+    """Where a run started and what it learned from, for its report."""
+    return {
+        "data": str(arguments.dataset), "split": arguments.split or "all images",
+        "validation": arguments.validation or "none",
+        "start": str(arguments.start or "a spatial and a bilateral term"),
+    }
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
@@ -189,16 +231,22 @@ def starting_model(n_labels: int, family: str) -> DenseCRF:
 
 
 class _Remembered(Sequence[Any]):
-    """A data set that keeps what it has read: learning visits every image many times."""
+    """A data set that keeps what it has read: learning visits every image many times.
 
-    def __init__(self, dataset: FolderDataset) -> None:
+    visit : called with the index of each image that is looked up.
+    """
+
+    def __init__(self, dataset: FolderDataset, visit: Callable[[int], None] | None = None) -> None:
         self._dataset = dataset
+        self._visit = visit
         self._known: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitem__(self, index: Any) -> Any:
+        if self._visit is not None:
+            self._visit(index)
         if index not in self._known:
             example = self._dataset[index]
             if example.unary is None:
@@ -235,18 +283,6 @@ def _parse_l2(pairs: list[str]) -> dict[str, float]:
                 f"got {pair!r}; for example --l2 unary=0.001."
             ) from None
     return l2
-
-
-def _progress_line(iteration: int, total: int, report: LearningReport, seconds: float) -> str:
-    line = (
-        f"{iteration:3d}/{total}  loss {report.losses[-1]:.4f}  mean IoU "
-        f"{100 * report.mean_ious[-1]:.2f}"
-    )
-    if report.validation_ious:
-        line += f"  validation {100 * report.validation_ious[-1]:.2f}"
-    if iteration:
-        line += f"  about {seconds / iteration * (total - iteration):.0f} s left"
-    return line
 
 
 def _scores(confusion: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from crfield.datasets.degrade import coarsen, noisy_probabilities
 from crfield.datasets.samples import Sample, load_sample, sample_names
+from crfield.datasets.shrunk import Shrunk
 from crfield.datasets.synthetic import Scene, synthetic_scenes
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "FolderDataset",
     "Sample",
     "Scene",
+    "Shrunk",
     "coarsen",
     "load_sample",
     "noisy_probabilities",

@@ -23,6 +23,7 @@ from crfield.learning.learn import (
 from crfield.learning.objective import Example, Inference, Objective
 from crfield.learning.optimizers import OPTIMIZERS
 from crfield.learning.parameters import GROUPS, Parameters
+from crfield.learning.report import write_report
 
 __all__ = [
     "GROUPS",
@@ -47,4 +48,5 @@ __all__ = [
     "piecewise",
     "potts_grid",
     "random_search",
+    "write_report",
 ]

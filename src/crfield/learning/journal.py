@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from crfield._atomicfile import atomic_path, cannot_write
 from crfield._validate import InputError
 from crfield.learning.objective import Point
 from crfield.learning.parameters import Vector
@@ -70,10 +71,13 @@ class Journal:
         self._position = len(self._known)
         if self._path is None:
             return
-        with self._path.open("ab") as stream:
-            stream.write(self._encode(vector, point))
-            stream.flush()
-            os.fsync(stream.fileno())
+        try:
+            with self._path.open("ab") as stream:
+                stream.write(self._encode(vector, point))
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
 
     def _encode(self, vector: Vector, point: Point) -> bytes:
         numbers = np.concatenate([
@@ -110,7 +114,5 @@ class Journal:
     def _replace(self, data: bytes) -> None:
         if self._path is None:
             return
-        from crfield._atomicfile import atomic_path
-
         with atomic_path(self._path) as temporary:
             temporary.write_bytes(data)

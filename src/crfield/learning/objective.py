@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from crfield.meanfield import Problem, State, run_parallel
 from crfield.metrics import confusion_matrix
 
 Confusion = NDArray[np.int64]
+Result = TypeVar("Result")
 
 
 class Example(Protocol):
@@ -111,8 +113,9 @@ def unroll(
         arena=arena,
     )
     trace: list[State] = []
+    n_iter = inference.n_iter if terms else 0  # independent variables are done at the start
     outcome = run_parallel(
-        problem, init=None, max_iter=inference.n_iter, tol=-math.inf, guarded=False,
+        problem, init=None, max_iter=n_iter, tol=-math.inf, guarded=False,
         trace=trace if keep_states else None,
     )
     return Unrolled(problem, raw.reshape(costs.shape), outcome.marginals, trace)
@@ -174,6 +177,16 @@ def _gradient(
     )
 
 
+def fingerprint(examples: Sequence[Example]) -> int:
+    """A checksum of the costs and true labels, by which other data are told from these."""
+    checksum = 0
+    for index in range(len(examples)):
+        example = examples[index]
+        for array in (example.truth, example.unary):
+            checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+    return checksum
+
+
 def threads_per_job(n_jobs: int) -> int:
     """Native threads that each of so many jobs may use; negative numbers count as in joblib."""
     if n_jobs == 1:
@@ -183,8 +196,26 @@ def threads_per_job(n_jobs: int) -> int:
     return max(1, usable_cores() // int(effective_n_jobs(n_jobs)))
 
 
+def visit(
+    function: Callable[..., Result], model: DenseCRF, examples: Sequence[Example],
+    indices: Iterable[int], arguments: Sequence[Any], n_jobs: int,
+) -> list[Result]:
+    """function(model, example, *arguments) of some examples, `n_jobs` at a time, in their order."""
+    if n_jobs == 1:
+        return [function(model, examples[i], *arguments) for i in indices]
+    from joblib import Parallel, delayed
+
+    # Threads, because the work is in compiled code that releases the lock; a cluster's backend
+    # takes precedence over the hint.
+    return list(
+        Parallel(n_jobs=n_jobs, prefer="threads")(
+            delayed(function)(model, examples[i], *arguments) for i in indices
+        )
+    )
+
+
 class Objective:
-    """loss(x) + sum l2 (x - start)^2 over a set of examples; every call visits all of them.
+    """loss(x) + sum l2 ((x - start) / scale)^2 over a set of examples, all of them in every call.
 
     Images run in parallel through joblib (`n_jobs`), so that `joblib.parallel_config` can send them
     to a cluster; the sums are formed in the order of the examples, whatever finishes first.
@@ -238,14 +269,4 @@ class Objective:
     ) -> list[Evaluation]:
         groups = self.parameters.groups
         arguments = (self.loss, self.inference, totals, groups, self._threads)
-        if self.n_jobs == 1:
-            return [evaluate_image(model, self.examples[i], *arguments) for i in chosen]
-        from joblib import Parallel, delayed
-
-        # Threads, because the work is in compiled code that releases the lock; a cluster's backend
-        # takes precedence over the hint.
-        return list(
-            Parallel(n_jobs=self.n_jobs, prefer="threads")(
-                delayed(evaluate_image)(model, self.examples[i], *arguments) for i in chosen
-            )
-        )
+        return visit(evaluate_image, model, self.examples, chosen, arguments, self.n_jobs)

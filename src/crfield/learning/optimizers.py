@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,15 @@ OPTIMIZERS = ("cg", "lbfgs", "adam", "sgd")
 
 # (vector, indices of a mini-batch or None for all) -> the objective there
 Evaluate = Callable[[Vector, Sequence[int] | None], Point]
+# the same in the coordinates of the optimiser: value and gradient
+Slope = Callable[[Vector, Sequence[int] | None], tuple[float, Vector]]
 # called after each iteration with the vector; True stops
 Progress = Callable[[Vector], bool]
+
+
+# A step must keep this share of the decrease that the slope promises, is shortened so many times at
+# most, and moves no parameter by more than so many typical changes.
+_ENOUGH, _MOST_CUTS, _LONGEST = 1e-4, 10, 2.0
 
 
 class Stopped(Exception):
@@ -24,52 +32,114 @@ class Stopped(Exception):
 
 
 def minimize(
-    evaluate: Evaluate, start: Vector, optimizer: str, max_iter: int, progress: Progress, *,
-    n_examples: int, batch_size: int = 8, step_size: float = 0.02, seed: int = 0,
+    evaluate: Evaluate, start: Vector, scale: Vector, optimizer: str, max_iter: int,
+    progress: Progress, *, n_examples: int, batch_size: int = 8, step_size: float = 0.1,
+    seed: int = 0,
 ) -> None:
     """Run an optimiser; `progress` sees every iterate, so that the caller keeps the one it wants.
 
-    "cg" (Polak-Ribiere) and "lbfgs" are SciPy's, with its line searches; "adam" and "sgd" (momentum
-    0.9) take mini-batches in an order that depends on `seed` alone, `max_iter` epochs of them.
+    It works on z with x = start + scale z, so that one step size serves all parameters.
+    "cg" is Polak-Ribiere's, "lbfgs" SciPy's; "adam" and "sgd" (momentum 0.9) take mini-batches in
+    an order that depends on `seed` alone, `max_iter` epochs of them.
     """
     as_choice(optimizer, "optimizer", OPTIMIZERS)
-    if optimizer in ("cg", "lbfgs"):
-        _run_scipy(evaluate, start, optimizer, max_iter, progress)
+
+    def slope(z: Vector, indices: Sequence[int] | None) -> tuple[float, Vector]:
+        point = evaluate(start + scale * z, indices)
+        return point.value, scale * point.gradient
+
+    def watch(z: Vector) -> bool:
+        return progress(start + scale * z)
+
+    origin = np.zeros_like(start)
+    if optimizer == "cg":
+        _run_conjugate_gradient(slope, origin, max_iter, watch)
+    elif optimizer == "lbfgs":
+        _run_lbfgs(slope, origin, max_iter, watch)
     else:
         _run_stochastic(
-            evaluate, start, optimizer, max_iter, progress, n_examples, batch_size, step_size, seed
+            slope, origin, optimizer, max_iter, watch, n_examples, batch_size, step_size, seed
         )
 
 
-def _run_scipy(
-    evaluate: Evaluate, start: Vector, optimizer: str, max_iter: int, progress: Progress
+def _run_conjugate_gradient(
+    slope: Slope, start: Vector, max_iter: int, progress: Progress
 ) -> None:
+    """Polak-Ribiere with restarts. The line search asks for a decrease only: on a lattice the loss
+    has kinks, where no step meets conditions on the slope.
+    """
+    z = start
+    value, gradient = slope(z, None)
+    direction = -gradient
+    step = 1.0 / max(float(np.linalg.norm(gradient)), 1e-300)
+    for _ in range(max_iter):
+        along = float(gradient @ direction)
+        if along >= 0.0:
+            direction, along = -gradient, -float(gradient @ gradient)
+        if along == 0.0:
+            return
+        longest = _LONGEST / float(np.abs(direction).max())
+        found = _search(slope, z, value, along, direction, min(step, longest), longest)
+        if found is None:
+            return
+        z, value, fresh, step = found
+        if progress(z.copy()):
+            return
+        beta = float(fresh @ (fresh - gradient)) / float(gradient @ gradient)
+        direction = -fresh + max(beta, 0.0) * direction
+        gradient = fresh
+        # Begin where the same first-order decrease would be.
+        step *= along / min(float(gradient @ direction), -1e-300)
+
+
+def _search(
+    slope: Slope, z: Vector, value: float, along: float, direction: Vector, step: float,
+    longest: float,
+) -> tuple[Vector, float, Vector, float] | None:
+    """A point below `value` on the line, its value, gradient and step; None if there seems none.
+
+    along : the slope of the line at z, negative.
+    """
+    for _ in range(_MOST_CUTS):
+        there = z + step * direction
+        lower, gradient = slope(there, None)
+        if lower <= value + _ENOUGH * step * along:
+            ahead = float(gradient @ direction)
+            if ahead < 0.5 * along and step < longest:  # still falling steeply: look further, once
+                longer = min(step * (along / (along - ahead) if ahead > along else 4.0), longest)
+                further = z + longer * direction
+                farther, other = slope(further, None)
+                if farther < lower:
+                    return further, farther, other, longer
+            return there, lower, gradient, step
+        parabola = -along * step**2 / (2.0 * (lower - value - along * step))
+        step = float(np.clip(parabola, 0.1 * step, 0.5 * step))
+    return None
+
+
+def _run_lbfgs(slope: Slope, start: Vector, max_iter: int, progress: Progress) -> None:
     try:
         from scipy.optimize import minimize as scipy_minimize
     except ImportError:
         raise InputError(
-            f"the optimizer {optimizer!r} needs SciPy, which is not installed; "
-            "pip install crfield[learn], or use 'adam'."
+            "the optimizer 'lbfgs' needs SciPy, which is not installed; "
+            "pip install crfield[learn], or use 'cg'."
         ) from None
 
-    def function(x: Vector) -> tuple[float, Vector]:
-        point = evaluate(x, None)
-        return point.value, point.gradient
-
-    def callback(x: Vector) -> None:
-        if progress(np.array(x)):
+    def callback(z: Vector) -> None:
+        if progress(np.array(z)):
             raise Stopped
 
     options: dict[str, Any] = {"maxiter": max_iter}
-    method = {"cg": "CG", "lbfgs": "L-BFGS-B"}[optimizer]
-    try:
-        scipy_minimize(function, start, jac=True, method=method, options=options, callback=callback)
-    except Stopped:
-        return
+    with suppress(Stopped):
+        scipy_minimize(
+            lambda z: slope(z, None), start, jac=True, method="L-BFGS-B", options=options,
+            callback=callback,
+        )
 
 
 def _run_stochastic(
-    evaluate: Evaluate, start: Vector, optimizer: str, max_iter: int, progress: Progress,
+    slope: Slope, start: Vector, optimizer: str, max_iter: int, progress: Progress,
     n_examples: int, batch_size: int, step_size: float, seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -80,7 +150,7 @@ def _run_stochastic(
         order = rng.permutation(n_examples)
         for begin in range(0, n_examples, batch_size):
             batch = [int(i) for i in order[begin : begin + batch_size]]
-            g = evaluate(x, batch).gradient
+            _, g = slope(x, batch)
             steps += 1
             if optimizer == "adam":
                 first = 0.9 * first + 0.1 * g

@@ -26,6 +26,10 @@ Vector = NDArray[np.float64]
 # What can be learned; "off_diagonal" regularises the part of a symmetric mu that "compat" holds.
 GROUPS = ("unary", "compat", "kernel")
 
+# Of an entry of the recalibration, of its constants, of logarithms, and of the entries of a
+# symmetric mu as shares of its largest.
+_TYPICAL_CHANGE = {"unary": 0.05, "constant": 0.3, "compat": 0.3, "entry": 0.3, "kernel": 0.3}
+
 
 @dataclass(frozen=True)
 class ModelGradient:
@@ -86,9 +90,24 @@ class Parameters:
                 "add a term or learn unary."
             )
         self.start = np.concatenate([piece[3] for piece in self._pieces])
+        self.scale = np.concatenate([self._scale(piece) for piece in self._pieces])
+
+    def _scale(self, piece: tuple[str, int | None, str, Vector]) -> Vector:
+        """By how much each entry of a piece moves before the marginals change notably."""
+        group, number, _, values = piece
+        scale = np.full(values.shape, _TYPICAL_CHANGE[group])
+        if number is None:
+            scale.reshape(self.model.n_labels, -1)[:, -1] = _TYPICAL_CHANGE["constant"]
+        elif group == "compat":
+            compatibility = self.model.terms[number].compatibility
+            if isinstance(compatibility, Symmetric):  # not logarithms: relative to the matrix
+                scale[:] = _TYPICAL_CHANGE["entry"] * max(float(np.abs(values).max()), 1.0)
+        return scale
 
     def decay(self, l2: dict[str, float]) -> Vector:
-        """The ridge of each entry; "off_diagonal" is its own group of a symmetric mu."""
+        """The ridge of each entry, for changes measured in its typical change; "off_diagonal" is
+        its own group of a symmetric mu.
+        """
         known = (*GROUPS, "off_diagonal")
         if not set(l2) <= set(known):
             raise InputError(
@@ -106,7 +125,7 @@ class Parameters:
                         l2.get("off_diagonal", l2.get("compat", 0.0))
                     )
             parts.append(coefficient)
-        return np.concatenate(parts)
+        return np.asarray(np.concatenate(parts) / self.scale**2)
 
     def build(self, vector: Vector) -> DenseCRF:
         """The model with the vector's values."""

@@ -24,7 +24,7 @@ import numpy as np
 from crfield._validate import InputError, as_count, as_positive, as_scalar
 from crfield.dense import DenseCRF
 from crfield.filters import KernelOperator
-from crfield.learning.baselines.scoring import choose_inference, summed, visit
+from crfield.learning.baselines.scoring import choose_inference, summed, visit_all
 from crfield.learning.learn import Learned, LearningReport, default_l2
 from crfield.learning.objective import Confusion, Example, Inference, unroll
 from crfield.learning.parameters import ModelGradient, Parameters, Vector
@@ -105,7 +105,7 @@ def likelihood_gradient(
 
     Only the compatibilities have a gradient here; the other parts of `ModelGradient` are zero.
     """
-    entries = visit(_image_gradient, model, examples, choose_inference(inference), n_jobs)
+    entries = visit_all(_image_gradient, model, examples, choose_inference(inference), n_jobs)
     n = model.n_labels
     by_term = [
         np.asarray(np.sum([found[m] for found, _ in entries], axis=0))

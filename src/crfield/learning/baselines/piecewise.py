@@ -58,17 +58,21 @@ def piecewise(
         dataclasses.replace(model, recalibration=first.model.recalibration), examples,
         groups=groups, inference=settings, journal=journals[1], **options,
     )
-    return Learned(second.model, _joined(first.report, second.report))
+    return Learned(second.model, _joined(model, first.report, second.report))
 
 
-def _joined(first: LearningReport, second: LearningReport) -> LearningReport:
-    """One report after the other; the best iterate is the second's."""
+def _joined(model: DenseCRF, first: LearningReport, second: LearningReport) -> LearningReport:
+    """One report after the other, from `model` on; the best iterate is the second's."""
     return LearningReport(
         losses=first.losses + second.losses,
         mean_ious=first.mean_ious + second.mean_ious,
         gradient_norms=first.gradient_norms + second.gradient_norms,
         validation_ious=first.validation_ious + second.validation_ious,
+        confusions=first.confusions + second.confusions,
+        validation_confusions=first.validation_confusions + second.validation_confusions,
         n_evaluations=first.n_evaluations + second.n_evaluations,
         best_iteration=len(first.losses) + second.best_iteration,
         best_model=second.best_model,
+        start_model=model,
+        settings=second.settings,
     )

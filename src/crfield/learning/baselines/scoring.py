@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import numpy as np
 
@@ -13,8 +12,10 @@ from crfield.learning.objective import (
     Confusion,
     Example,
     Inference,
+    Result,
     evaluate_image,
     threads_per_job,
+    visit,
 )
 from crfield.losses import VOID, ExpectedHamming
 from crfield.metrics import class_accuracy, mean_iou, pixel_accuracy
@@ -25,38 +26,27 @@ METRICS: dict[str, Callable[[Confusion], float]] = {
     "class_accuracy": class_accuracy,
 }
 
-Result = TypeVar("Result")
-
-
 def choose_inference(inference: Inference | None) -> Inference:
     """The given settings or the default ones."""
     return Inference() if inference is None else inference
 
 
-def visit(
+def visit_all(
     function: Callable[[DenseCRF, Example, Inference, int], Result], model: DenseCRF,
     examples: Sequence[Example], inference: Inference, n_jobs: int,
 ) -> list[Result]:
     """function(model, example, inference, threads) of every example, `n_jobs` at a time."""
     if len(examples) == 0:
         raise InputError("examples must hold at least one image, got none; check the split.")
-    threads = threads_per_job(n_jobs)
-    if n_jobs == 1:
-        return [function(model, examples[i], inference, threads) for i in range(len(examples))]
-    from joblib import Parallel, delayed
-
-    return list(
-        Parallel(n_jobs=n_jobs, prefer="threads")(
-            delayed(function)(model, examples[i], inference, threads) for i in range(len(examples))
-        )
-    )
+    arguments = (inference, threads_per_job(n_jobs))
+    return visit(function, model, examples, range(len(examples)), arguments, n_jobs)
 
 
 def confusion(
     model: DenseCRF, examples: Sequence[Example], inference: Inference, n_jobs: int = 1
 ) -> Confusion:
     """The (L, L) counts of true and inferred labels over all examples."""
-    return summed(visit(_image_confusion, model, examples, inference, n_jobs))
+    return summed(visit_all(_image_confusion, model, examples, inference, n_jobs))
 
 
 def summed(counts: Sequence[Confusion]) -> Confusion:

@@ -226,6 +226,7 @@ class _Trial:
         report.candidates.append(model)
         report.scores.append(score)
         report.mean_ious.append(mean_iou(counts))
+        report.confusions.append(counts)
         if report.best_model is None or score > report.scores[report.best_iteration]:
             report.best_iteration = report.n_evaluations
             report.best_model = model
