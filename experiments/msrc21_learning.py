@@ -317,7 +317,8 @@ def main() -> None:
     paragraphs = [
         f"{len(examples)} images to learn from, at 1/{SHRINK} of their size; "
         f"{len(rows.test)} others, at full size, for the tables. Ridge {ridge:g} for all rows.",
-        "## Ridge", f"Three folds of learn.txt at 1/{SHRINK_FOR_FOLDS} of the size, mean IoU % on held images:",
+        "## Ridge",
+        f"Three folds of learn.txt at 1/{SHRINK_FOR_FOLDS} of the size, mean IoU % on held images:",
         markdown_table(["ridge", "recalibrated unary", "joint"], ridge_table),
         "## Table 1: label compatibility",
         f"One bilateral kernel, fixed at the grid search's choice ({describe(searched.model)}).",

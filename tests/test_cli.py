@@ -331,17 +331,3 @@ def test_closed_pipe_makes_no_noise() -> None:
     with os.fdopen(writer, "wb") as stdout:
         done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False)
     assert done.stderr == b""
-
-
-def test_demo_writes_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "-o", "pictures"]) == 0
-    printed = capsys.readouterr().out
-    names = {path.name for path in Path("pictures").iterdir()}
-    assert "overview.png" in names
-    assert f"Wrote {len(names)} pictures" in printed
-    for sample in datasets.sample_names():
-        for given in ("labels", "probabilities"):
-            rows = [line.split() for line in printed.splitlines()]
-            before, after = next(map(float, row[2:4]) for row in rows if row[:2] == [sample, given])
-            assert after > before
-            assert {f"{sample}-{given}{end}.png" for end in ("", "-entropy", "-energy")} <= names

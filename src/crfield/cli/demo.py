@@ -1,57 +1,36 @@
-"""`crfield demo`: refine the sample photos, print how much better they got and draw pictures."""
+"""`crfield demo`: refine the sample photos, learn, print how much better it gets, draw pictures."""
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 from PIL import Image
 
-import crfield
 from crfield import datasets, pictures
+from crfield.cli import demo_learning
+from crfield.cli.demo_cases import (
+    INPUT_TITLES,
+    PANEL_WIDTH,
+    Case,
+    columns,
+    comparison,
+    refine_case,
+    refine_scene,
+)
 from crfield.imagefiles import write_picture
-from crfield.metrics import confusion_matrix, mean_iou
 
 DESCRIPTION = """\
-Refine the photos that come with crfield, from coarse labels and from noisy probabilities, print
-their mean intersection over union with the true labels before and after, and write pictures."""
+Refine the photos that come with crfield, from coarse labels and from noisy probabilities, then
+learn a model's parameters on made-up scenes; print the mean intersection over union with the true
+labels before and after, write pictures, and keep the learned model. Takes half a minute."""
 NOTE = """\
 IoU after: refine() with its own constants, which were chosen on other images. Customary: the
 constants that most people use for this model. The inputs are made from the true labels, coarsened
 and corrupted, and the photos were picked with the model in mind: a show, not a benchmark."""
-PANEL_WIDTH = 320
 N_SCENES = 3
-CUSTOMARY: dict[str, Any] = {
-    "spatial_weight": 3.0, "bilateral": (80.0, 13.0), "bilateral_weight": 10.0, "confidence": 0.7,
-}
-Labels = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A sample refined from one kind of input."""
-
-    sample: datasets.Sample
-    input_name: str
-    before: Labels
-    result: Any
-    milliseconds: float
-    customary: Labels
-
-    @property
-    def slug(self) -> str:
-        """Beginning of the names of this case's pictures."""
-        return f"{self.sample.name}-{self.input_name}"
-
-    def iou(self, labels: Labels) -> float:
-        """Mean intersection over union of `labels` with the true ones."""
-        n_labels = len(self.sample.label_names)
-        return mean_iou(confusion_matrix(self.sample.mask, labels, n_labels))
 
 
 def add_command(commands: Any) -> None:
@@ -64,20 +43,17 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("crfield-demo"), metavar="DIR",
-        help="folder for the pictures (default: %(default)s)",
+        help="folder for the pictures and the model (default: %(default)s)",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every case, then print the table and write the pictures."""
+    """Run every case and learn; print the tables and write the pictures."""
     folder: Path = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
-    cases = [case for name in datasets.sample_names() for case in refine_photo(name)]
-    cases += [
-        refine_case(scene, "probabilities", scene.probabilities)
-        for scene in datasets.synthetic_scenes(N_SCENES, seed=0)
-    ]
+    photos = [case for name in datasets.sample_names() for case in refine_photo(name)]
+    cases = [*photos, *map(refine_scene, datasets.synthetic_scenes(N_SCENES, seed=0))]
     print(table(cases))
     print(f"\n{NOTE}")
     drawn = {f"{case.slug}.png": _comparison(case) for case in cases}
@@ -85,9 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
         drawn[f"{case.slug}-entropy.png"] = pictures.entropy_map(case.result.marginals)
         drawn[f"{case.slug}-energy.png"] = _energy_curve(case)
     drawn["overview.png"] = overview([case for case in cases if case.input_name == "labels"])
+    drawn |= demo_learning.run(
+        folder, [case for case in photos if case.input_name == "probabilities"]
+    )
     for name, picture in drawn.items():
         write_picture(folder / name, picture)
-    print(f"\nWrote {len(drawn)} pictures to {folder}; begin with {folder / 'overview.png'}.")
+    print(
+        f"Wrote {len(drawn)} pictures to {folder}; begin with {folder / 'overview.png'} and "
+        f"{folder / 'learning.png'}."
+    )
     return 0
 
 
@@ -99,16 +81,6 @@ def refine_photo(name: str) -> list[Case]:
     return [
         refine_case(sample, "labels", coarse), refine_case(sample, "probabilities", noisy)
     ]
-
-
-def refine_case(sample: datasets.Sample, input_name: str, given: npt.NDArray[Any]) -> Case:
-    """Refine one input with refine()'s constants, and with the customary ones for comparison."""
-    before = given if input_name == "labels" else given.argmax(axis=-1)
-    start = time.perf_counter()
-    result = crfield.refine(sample.image, given)
-    milliseconds = 1000 * (time.perf_counter() - start)
-    customary = crfield.refine(sample.image, given, **CUSTOMARY).labels
-    return Case(sample, input_name, before, result, milliseconds, customary)
 
 
 def table(cases: Sequence[Case]) -> str:
@@ -130,15 +102,7 @@ def table(cases: Sequence[Case]) -> str:
         )
         for case in cases
     ]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [header, tuple("-" * width for width in widths), *rows]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if index < 2 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return columns(header, rows, 2)
 
 
 def overview(cases: Sequence[Case]) -> Image.Image:
@@ -149,18 +113,11 @@ def overview(cases: Sequence[Case]) -> Image.Image:
 
 def _comparison(case: Case, width: int | None = None, titled: bool = True) -> Image.Image:
     """Image, input, result and truth in a row."""
-    image, truth = case.sample.image, case.sample.mask
-    before, after = case.before, case.result.labels
-    panels = [Image.fromarray(image)]
-    panels += [pictures.overlay(image, labels) for labels in (before, after, truth)]
-    if width is not None:
-        size = (width, round(width * image.shape[0] / image.shape[1]))
-        panels = [panel.resize(size, Image.Resampling.LANCZOS) for panel in panels]
-    for index, labels in ((1, before), (2, after)):
-        panels[index] = pictures.captioned(panels[index], f"IoU {case.iou(labels):.2f}")
-    names = {"labels": "coarse labels", "probabilities": "noisy probabilities"}
-    titles = ("image", names[case.input_name], "refined", "truth") if titled else ()
-    return pictures.side_by_side(*panels, titles=titles)
+    panels = {
+        "image": None, INPUT_TITLES[case.input_name]: case.before,
+        "refined": case.result.labels, "truth": case.sample.mask,
+    }
+    return comparison(case, panels, width, titled)
 
 
 def _energy_curve(case: Case) -> Image.Image:
