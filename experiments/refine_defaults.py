@@ -1,16 +1,17 @@
-"""Constants for `crfield.refine`, chosen on one half of real data and reported on the other.
+"""Constants for `crfield.refine`, learned on one half of real data and reported on the other.
 
-Hard labels: a network's predictions on voc_sbd100, chosen on the first 50 images, reported on the
-last 50. Probabilities: msrc21's unaries, chosen on every third image of learn.txt, reported on
-every other image of eval.txt. A plain grid: nothing is learned by gradient here.
+Hard labels: a network's predictions on voc_sbd100, learned on the first 50 images, reported on the
+last 50. Probabilities: msrc21's unaries, learned on learn.txt, reported on eval.txt. Two Potts
+weights and three widths are learned by gradient, with the IoU loss, at half size; the confidence of
+hard labels is the best of a few. The constants are rounded to two digits before they are reported.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,159 +19,184 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.common import (
-    Labels,
-    load_image,
-    load_labels,
+    REPOSITORY,
     markdown_table,
-    names_in,
     parse_data_folder,
     provenance,
     report,
 )
+from experiments.msrc21_learning import DESCRIPTION as MSRC
 
 import crfield
-from crfield._parallel import usable_cores
+from crfield import Bilateral, DenseCRF, Potts, Spatial
+from crfield.datasets import FolderDataset, Shrunk
+from crfield.learning import Inference, learn
+from crfield.learning.objective import Example
 from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
+from crfield.refinement import potts_model
 
-N_LABELS = 21
-CUSTOMARY: dict[str, Any] = {
-    "spatial_weight": 3.0, "bilateral": (80.0, 13.0), "bilateral_weight": 10.0, "confidence": 0.7,
-}
-SHOWN = 8
+N_LABELS, SHRINK = 21, 2
+INFERENCE = Inference(algorithm="concave", n_iter=10)  # as many as `refine` takes at most
+CONFIDENCES = (0.7, 0.8, 0.9, 0.95)
+CACHE = REPOSITORY / "experiments" / "cache" / "refine_defaults"
 
 
 @dataclass(frozen=True)
-class Case:
-    """One image with what a network made of it and the truth."""
+class Constants:
+    """What `refine` needs beside its input."""
 
-    image: NDArray[np.uint8]
-    given: NDArray[Any]
-    truth: Labels
+    spatial: float
+    spatial_weight: float
+    bilateral: tuple[float, float]
+    bilateral_weight: float
+    confidence: float | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """As arguments of `refine`."""
+        given = {key: value for key, value in vars(self).items() if key != "confidence"}
+        return given if self.confidence is None else {**given, "confidence": self.confidence}
+
+    def describe(self) -> str:
+        """In a table cell."""
+        pixels, colour = self.bilateral
+        words = (
+            f"spatial {self.spatial:g} px x {self.spatial_weight:g}, bilateral {pixels:g} px / "
+            f"{colour:g} x {self.bilateral_weight:g}"
+        )
+        return words if self.confidence is None else f"{words}, confidence {self.confidence:g}"
 
 
-Loader = Callable[[Path, str], Case]
+CUSTOMARY = Constants(3.0, 3.0, (80.0, 13.0), 10.0)
+START = Constants(3.0, 3.0, (60.0, 8.0), 6.0)
 
 
-def load_voc(folder: Path, name: str) -> Case:
-    """A voc_sbd100 image with the network's hard labels."""
-    return Case(
-        load_image(folder / "images" / f"{name}.jpg"),
-        load_labels(folder / "psp_pred" / f"{name}.png"),
-        load_labels(folder / "labels" / f"{name}.png"),
+def rounded(model: DenseCRF, confidence: float | None) -> Constants:
+    """The constants of a learned model to two digits."""
+    numbers = []
+    for term in model.terms:
+        kernel, compatibility = term.kernel, term.compatibility
+        if isinstance(kernel, Spatial):
+            numbers.append(kernel.sigma)
+        elif isinstance(kernel, Bilateral):
+            numbers += [kernel.sigma_xy, kernel.sigma_color]
+        if isinstance(compatibility, Potts):
+            numbers.append(compatibility.weight)
+    width, weight, pixels, colour, strength = (float(f"{number:.2g}") for number in numbers)
+    return Constants(width, weight, (pixels, colour), strength, confidence)
+
+
+def learned(
+    examples: Sequence[Example], name: str, confidence: float | None, jobs: int
+) -> tuple[Constants, float]:
+    """Constants from some examples, and the mean IoU there."""
+    shrunk = Shrunk(examples, SHRINK)
+    start = potts_model(N_LABELS, *list(START.arguments().values())[:4])
+    CACHE.mkdir(parents=True, exist_ok=True)
+    found = learn(
+        start.rescaled(1 / SHRINK), [shrunk[i] for i in range(len(shrunk))],
+        groups=("compat", "kernel"), inference=INFERENCE, optimizer="lbfgs", max_iter=15,
+        n_jobs=jobs, journal=CACHE / f"{name}.journal", resume=True,
     )
+    best = found.report.mean_ious[found.report.best_iteration]
+    constants = rounded(found.model.rescaled(SHRINK), confidence)
+    print(f"{100 * best:.2f}  {constants.describe()}  {found.report.n_evaluations}", flush=True)
+    return constants, best
 
 
-def load_msrc(folder: Path, name: str) -> Case:
-    """An msrc21 image with the network's probabilities at full size."""
-    image = load_image(next(folder.glob(f"images/{name}.*")))
-    truth = load_labels(folder / "labels" / f"{name}.png")
-    for split in ("val", "test"):
-        with np.load(folder / "unaries" / f"{split}.npz") as unaries:
-            if name in unaries:
-                coarse = unaries[name].astype(np.float32) / -20.0
-                break
-    size = (image.shape[1], image.shape[0])
-    planes = [
-        np.asarray(Image.fromarray(coarse[..., label]).resize(size, Image.Resampling.BILINEAR))
-        for label in range(coarse.shape[-1])
-    ]
-    scores = np.exp(np.stack(planes, -1))
-    return Case(image, scores / scores.sum(-1, keepdims=True), truth)
+def score(
+    examples: Sequence[Example], constants: Constants | None, jobs: int
+) -> NDArray[np.int64]:
+    """The confusion matrix of `refine`, or of its input for None, over all examples."""
+
+    def one(example: Example) -> NDArray[np.int64]:
+        costs = np.asarray(example.unary)
+        labels = costs.argmin(-1)
+        if constants is not None and constants.confidence is not None:
+            labels = crfield.refine(
+                example.image, labels.astype(np.int64), n_labels=N_LABELS, threads=1,
+                **constants.arguments(),
+            ).labels
+        elif constants is not None:
+            likely = np.exp(-costs)
+            likely /= likely.sum(-1, keepdims=True)
+            labels = crfield.refine(
+                example.image, likely, threads=1, **constants.arguments()
+            ).labels
+        return confusion_matrix(example.truth, labels, N_LABELS)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return np.asarray(np.sum(list(pool.map(one, examples)), axis=0))
 
 
-def grid(soft: bool) -> Iterator[dict[str, Any]]:
-    """The settings that are tried, the customary one first."""
-    yield {k: v for k, v in CUSTOMARY.items() if not (soft and k == "confidence")}
-    for pixels, color, weight in itertools.product(
-        (30.0, 60.0), (3.0, 5.0, 8.0), (3.0, 6.0, 10.0)
-    ):
-        setting = {
-            "spatial_weight": 3.0, "bilateral": (pixels, color), "bilateral_weight": weight
-        }
-        if soft:
-            yield setting
-        else:
-            yield from ({**setting, "confidence": c} for c in (0.7, 0.9))
-
-
-def argmax(given: NDArray[Any]) -> Labels:
-    """The labels before refinement."""
-    return given.argmax(-1) if given.ndim == 3 else given
-
-
-def score(cases: list[Case], setting: dict[str, Any] | None) -> NDArray[np.int64]:
-    """The confusion matrix over all cases, without refinement for None."""
-
-    def one(case: Case) -> NDArray[np.int64]:
-        labels = argmax(case.given)
-        if setting is not None:
-            labels = crfield.refine(case.image, case.given, threads=1, **setting).labels
-        return confusion_matrix(case.truth, labels, N_LABELS)
-
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        return np.asarray(np.sum(list(pool.map(one, cases)), axis=0))
-
-
-def describe(setting: dict[str, Any] | None) -> str:
-    """A setting in a table cell."""
-    if setting is None:
-        return "network alone"
-    pixels, color = setting["bilateral"]
-    words = (
-        f"spatial 3 px x {setting['spatial_weight']:g}, bilateral {pixels:g} px / {color:g} x "
-        f"{setting['bilateral_weight']:g}"
-    )
-    return words + (f", confidence {setting['confidence']:g}" if "confidence" in setting else "")
-
-
-def choose(title: str, chosen_on: list[Case], reported_on: list[Case], soft: bool) -> list[str]:
-    """The paragraphs of one search."""
-    scored = []
-    for setting in grid(soft):
-        scored.append((mean_iou(score(chosen_on, setting)), setting))
-        print(f"{100 * scored[-1][0]:.2f}  {describe(setting)}", flush=True)
-    best = sorted(scored, key=lambda entry: -entry[0])[:SHOWN]
-    rows = [[describe(None), f"{100 * mean_iou(score(chosen_on, None)):.2f}"]]
-    rows += [[describe(setting), f"{100 * value:.2f}"] for value, setting in [scored[0], *best]]
-    held_out = []
-    candidate: dict[str, Any] | None
-    for name, candidate in (("", None), ("customary: ", scored[0][1]), ("chosen: ", best[0][1])):
-        confusion = score(reported_on, candidate)
-        held_out.append([
-            name + describe(candidate), f"{100 * mean_iou(confusion):.2f}",
-            f"{100 * pixel_accuracy(confusion):.2f}",
+def table(
+    examples: Sequence[Example], candidates: dict[str, Constants | None], jobs: int
+) -> str:
+    """Scores of some constants on images that they were not learned from."""
+    rows = []
+    for name, constants in candidates.items():
+        confusion = score(examples, constants, jobs)
+        words = name if constants is None else f"{name}: {constants.describe()}"
+        rows.append([
+            words, f"{100 * mean_iou(confusion):.2f}", f"{100 * pixel_accuracy(confusion):.2f}"
         ])
+        print("  ".join(rows[-1]), flush=True)
+    return markdown_table(["", "mean IoU %", "pixel accuracy %"], rows)
+
+
+def hard_labels(folder: Path, jobs: int) -> list[str]:
+    """The paragraphs on a network's hard labels."""
+    tried = []
+    for confidence in CONFIDENCES:
+        unaries = {"folder": "psp_pred", "kind": "labels", "confidence": confidence}
+        dataset = FolderDataset(
+            folder, "list", description={"n_labels": N_LABELS, "unaries": unaries}
+        )
+        half = [dataset[i] for i in range(len(dataset) // 2)]
+        tried.append(learned(half, f"labels_{confidence:g}", confidence, jobs))
+    best = max(tried, key=lambda entry: entry[1])[0]
+    others = [dataset[i] for i in range(len(dataset) // 2, len(dataset))]
+    candidates = {
+        "network alone": None, "customary": Constants(**{**vars(CUSTOMARY), "confidence": 0.7}),
+        "learned": best,
+    }
     return [
-        f"## {title}",
-        f"Chosen on {len(chosen_on)} images; the customary setting and the best of {len(scored)}:",
-        markdown_table(["setting", "mean IoU %"], rows),
-        f"The same on {len(reported_on)} other images:",
-        markdown_table(["setting", "mean IoU %", "pixel accuracy %"], held_out),
+        "## Hard labels", f"Learned on {len(half)} images; mean IoU % there, at half size:",
+        markdown_table(
+            ["constants", "mean IoU %"],
+            [[constants.describe(), f"{100 * value:.2f}"] for constants, value in tried],
+        ),
+        f"On {len(others)} other images at full size:", table(others, candidates, jobs),
+    ]
+
+
+def probabilities(folder: Path, jobs: int) -> list[str]:
+    """The paragraphs on a network's probabilities."""
+    learning = FolderDataset(folder, "learn", description=MSRC)
+    best, value = learned([*learning], "probabilities", None, jobs)
+    others = FolderDataset(folder, "eval", description=MSRC)
+    candidates = {"network alone": None, "customary": CUSTOMARY, "learned": best}
+    return [
+        "## Probabilities",
+        f"Learned on {len(learning)} images, mean IoU {100 * value:.2f} % there at half size. On "
+        f"{len(others)} other images at full size:",
+        table(others, candidates, jobs),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="images at a time")
     arguments = parse_data_folder(parser, "voc_sbd100", "msrc21")
-    voc, msrc = arguments.data / "voc_sbd100", arguments.data / "msrc21"
-
-    def cases(load: Loader, folder: Path, names: list[str]) -> list[Case]:
-        return [load(folder, name) for name in names]
-
-    names = names_in(voc / "list.txt")
-    paragraphs = choose(
-        "Hard labels", cases(load_voc, voc, names[:50]), cases(load_voc, voc, names[50:]), False
-    )
-    paragraphs += choose(
-        "Probabilities", cases(load_msrc, msrc, names_in(msrc / "learn.txt")[::3]),
-        cases(load_msrc, msrc, names_in(msrc / "eval.txt")[::2]), True,
-    )
-    report("Constants of `refine`", paragraphs, provenance())
+    begin = time.monotonic()
+    paragraphs = hard_labels(arguments.data / "voc_sbd100", arguments.jobs)
+    paragraphs += probabilities(arguments.data / "msrc21", arguments.jobs)
+    facts = provenance()
+    facts["this run"] = f"{(time.monotonic() - begin) / 60:.0f} minutes"
+    report("Constants of `refine`", paragraphs, facts)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,22 @@ def test_learning_beats_its_input_on_other_images(dataset, capsys):
     assert capsys.readouterr().out.count("mean IoU") == 2
 
 
+def test_a_model_learned_on_shrunken_images_is_for_the_full_size(dataset, capsys):
+    command = ["learn", "data", "--split", "train", "--quiet", "--compatibility", "potts"]
+    assert main([*command, "-o", "small", "--shrink", "2", "--max-iter", "3"]) == 0
+    for shrink in ("1", "2"):
+        assert main([*command, "-o", shrink, "--shrink", shrink, "--max-iter", "0"]) == 0
+    (spatial, bilateral), (same_spatial, same_bilateral) = (
+        [term.kernel for term in DenseCRF.load(name).terms] for name in ("1", "2")
+    )
+    assert same_spatial.sigma == pytest.approx(spatial.sigma)
+    assert same_bilateral.sigma_xy == pytest.approx(bilateral.sigma_xy)
+    found = scores(capsys, "small", "data", "--split", "test")
+    assert found["model"]["mean_iou"] > found["input"]["mean_iou"]
+    assert main([*command, "-o", "x", "--shrink", "0"]) != 0
+    assert "--shrink must be" in capsys.readouterr().err
+
+
 def test_an_interrupted_run_leaves_a_model_and_resumes(small_dataset, capsys, monkeypatch):
     command = ["learn", "data", "--split", "train", "--learn", "compat,kernel", "--compatibility",
                "potts", "--max-iter", "4", "--quiet"]

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     from crfield import __version__
-    from crfield.cli import demo, learn, refine
+    from crfield.cli import demo, evaluate, learn, refine
 
     parser = argparse.ArgumentParser(
         prog="crfield",
@@ -69,7 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"crfield {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     refine.add_command(commands)
-    learn.add_commands(commands)
+    learn.add_command(commands)
+    evaluate.add_command(commands)
     demo.add_command(commands)
     return parser
 

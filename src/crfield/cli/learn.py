@@ -1,41 +1,38 @@
-"""`crfield learn` and `crfield evaluate`: parameters from a folder of images with true labels."""
+"""`crfield learn`: parameters from a folder of images with true labels."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crfield._atomicfile import check_writable
-from crfield._validate import InputError
+from crfield._parallel import usable_cores
+from crfield._validate import InputError, as_count
+from crfield.cli.data import add_dataset, open_dataset
 from crfield.cli.progress import LearningProgress
 from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric
-from crfield.datasets import FolderDataset
+from crfield.datasets import FolderDataset, Shrunk
 from crfield.dense import DenseCRF, Pairwise
 from crfield.kernels import Bilateral, Spatial
 from crfield.learning import (
     GROUPS,
     OPTIMIZERS,
     Inference,
+    Learned,
     LearningReport,
     learn,
     make_loss,
     write_report,
 )
 from crfield.learning.learn import LOSSES
-from crfield.metrics import (
-    class_accuracy,
-    confusion_matrix,
-    iou_per_label,
-    mean_iou,
-    pixel_accuracy,
-)
 
 LEARN_EPILOG = """\
 examples:
@@ -48,15 +45,15 @@ dataset.json there, or --dataset-json, says how the unaries are stored.
 """
 
 
-def add_commands(commands: Any) -> None:
-    """Add the subcommands `learn` and `evaluate`."""
+def add_command(commands: Any) -> None:
+    """Add the subcommand `learn`."""
     parser = commands.add_parser(
         "learn", help="learn a model's parameters from images with true labels",
         description="Learn the parameters of a dense CRF, save the model and write a page of "
         "pictures about it, MODEL.report.html.",
         epilog=LEARN_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_dataset(parser)
+    add_dataset(parser)
     add = parser.add_argument
     add("-o", "--output", type=Path, required=True, metavar="MODEL", help="file of the model")
     add("--validation", metavar="SPLIT", help="split to stop on and to choose the model by")
@@ -77,24 +74,16 @@ def add_commands(commands: Any) -> None:
         help="inference (default: %(default)s)")
     add("--l2", action="append", default=[], metavar="GROUP=X",
         help="ridge towards the start for unary, compat, off_diagonal or kernel")
-    add("--jobs", type=int, default=1, metavar="N", help="images at a time (default: 1)")
+    add("--shrink", type=int, default=1, metavar="N",
+        help="learn on images of 1/N of the size, in about 1/N^2 of the time; the model is for "
+        "the full size (default: %(default)s)")
+    add("--jobs", type=int, metavar="N",
+        help="images at a time (default: one for every core, or 1 without joblib)")
     add("--seed", type=int, default=0, help="order of mini-batches (default: 0)")
     add("--resume", action="store_true", help="take up an interrupted run from its journal")
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print the course of learning as JSON at the end")
     parser.set_defaults(run=run_learn)
-
-    parser = commands.add_parser(
-        "evaluate", help="score a model on images with true labels",
-        description="Score a model, and its input alone, on a split of a data set.",
-    )
-    parser.add_argument("model", type=Path, metavar="MODEL", help="file written by learn")
-    _add_dataset(parser)
-    parser.add_argument("--iterations", type=int, default=5, metavar="N",
-                        help="iterations of inference (default: %(default)s)")
-    parser.add_argument("--algorithm", choices=("concave", "cccp", "parallel"), default="concave")
-    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
-    parser.set_defaults(run=run_evaluate)
 
 
 def run_learn(arguments: argparse.Namespace) -> int:
@@ -103,8 +92,8 @@ def run_learn(arguments: argparse.Namespace) -> int:
     journal, page = (output.with_name(output.name + end) for end in (".journal", ".report.html"))
     for path in (output, journal, page):
         check_writable(path)
-    dataset = _open(arguments, arguments.split)
-    validation = _open(arguments, arguments.validation) if arguments.validation else None
+    dataset = open_dataset(arguments, arguments.split)
+    validation = open_dataset(arguments, arguments.validation) if arguments.validation else None
     model = (
         DenseCRF.load(arguments.start) if arguments.start
         else starting_model(dataset.n_labels, arguments.compatibility)
@@ -114,28 +103,32 @@ def run_learn(arguments: argparse.Namespace) -> int:
     saved: int | None = None  # the iteration whose model this run has saved last
     try:
         with LearningProgress(arguments.max_iter, len(dataset), quiet=arguments.quiet) as progress:
-            examples = _Remembered(dataset, progress.visit)
+            shrink = as_count(arguments.shrink, "--shrink")
+            examples = _Remembered(dataset, shrink, progress.visit)
+
+            grid_dim = np.ndim(examples[0].truth)
+            jobs = default_jobs() if arguments.jobs is None else arguments.jobs
 
             def after_iteration(iteration: int, report: LearningReport) -> None:
                 nonlocal saved
                 if report.best_model is not None and report.best_iteration == iteration:
-                    report.best_model.save(output)
+                    report.best_model.rescaled(shrink, grid_dim).save(output)
                     saved = iteration
                 progress.iteration_done(iteration, report)
 
             learned = learn(
-                model, examples,
+                model.rescaled(1 / shrink, grid_dim), examples,
                 loss=make_loss(arguments.loss, examples, dataset.n_labels, void=dataset.void),
                 groups=tuple(word.strip() for word in arguments.learn.split(",") if word.strip()),
-                optimizer=arguments.optimizer, max_iter=arguments.max_iter, n_jobs=arguments.jobs,
+                optimizer=arguments.optimizer, max_iter=arguments.max_iter, n_jobs=jobs,
                 inference=Inference(arguments.algorithm, "auto", arguments.iterations),
                 l2=_parse_l2(arguments.l2), seed=arguments.seed,
-                validation=None if validation is None else _Remembered(validation),
+                validation=None if validation is None else _Remembered(validation, shrink),
                 journal=journal, resume=arguments.resume, progress=after_iteration,
             )
         write_report(
-            page, learned, class_names=dataset.class_names, title=output.name,
-            grid_dim=np.ndim(examples[0].truth), settings=_data_settings(arguments),
+            page, _rescaled(learned, shrink, grid_dim), class_names=dataset.class_names,
+            title=output.name, grid_dim=grid_dim, settings=_data_settings(arguments),
         )
     except KeyboardInterrupt:
         print(f"crfield: interrupted; {_what_is_left(output, saved)}", file=sys.stderr)
@@ -149,6 +142,24 @@ def run_learn(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         print(_outcome(arguments, learned.report, page))
     return 0
+
+
+def _rescaled(learned: Learned, factor: int, grid_dim: int) -> Learned:
+    """What was learned on shrunken images, in the units of the full ones."""
+    report = learned.report
+    models = [
+        None if model is None else model.rescaled(factor, grid_dim)
+        for model in (report.best_model, report.start_model)
+    ]
+    return Learned(
+        learned.model.rescaled(factor, grid_dim),
+        dataclasses.replace(report, best_model=models[0], start_model=models[1]),
+    )
+
+
+def default_jobs() -> int:
+    """Images at a time where the user does not say: one for every core, if joblib is there."""
+    return usable_cores() if find_spec("joblib") else 1
 
 
 def _what_is_left(output: Path, saved: int | None) -> str:
@@ -180,41 +191,9 @@ def _data_settings(arguments: argparse.Namespace) -> dict[str, str]:
     """Where a run started and what it learned from, for its report."""
     return {
         "data": str(arguments.dataset), "split": arguments.split or "all images",
-        "validation": arguments.validation or "none",
+        "validation": arguments.validation or "none", "shrunk by": str(arguments.shrink),
         "start": str(arguments.start or "a spatial and a bilateral term"),
     }
-
-
-def run_evaluate(arguments: argparse.Namespace) -> int:
-    """Print the scores of the model and of its input."""
-    model = DenseCRF.load(arguments.model)
-    dataset = _open(arguments, arguments.split)
-    if model.n_labels != dataset.n_labels:
-        raise InputError(
-            f"{arguments.model} has {model.n_labels} labels, the data set {dataset.n_labels}; "
-            "use a model learned for these labels."
-        )
-    n = model.n_labels
-    confusions = {name: np.zeros((n, n), np.int64) for name in ("input", "model")}
-    for example in dataset:
-        result = model.infer(
-            example.image, example.unary, algorithm=arguments.algorithm,
-            max_iter=arguments.iterations, tol=0.0,
-        )
-        found = {"input": np.asarray(example.unary).argmin(-1), "model": result.labels}
-        for name, labels in found.items():
-            confusions[name] += confusion_matrix(example.truth, labels, n, void=dataset.void)
-    scores = {name: _scores(confusion, dataset.class_names) for name, confusion in
-              confusions.items()}
-    if arguments.json:
-        print(json.dumps(scores, indent=1))
-        return 0
-    for name, entry in scores.items():
-        print(
-            f"{name:>6}: mean IoU {entry['mean_iou']:6.2f} %   pixel accuracy "
-            f"{entry['pixel_accuracy']:6.2f} %   class accuracy {entry['class_accuracy']:6.2f} %"
-        )
-    return 0
 
 
 def starting_model(n_labels: int, family: str) -> DenseCRF:
@@ -233,11 +212,14 @@ def starting_model(n_labels: int, family: str) -> DenseCRF:
 class _Remembered(Sequence[Any]):
     """A data set that keeps what it has read: learning visits every image many times.
 
+    shrink : the factor by which the sides of images are divided.
     visit : called with the index of each image that is looked up.
     """
 
-    def __init__(self, dataset: FolderDataset, visit: Callable[[int], None] | None = None) -> None:
-        self._dataset = dataset
+    def __init__(
+        self, dataset: FolderDataset, shrink: int, visit: Callable[[int], None] | None = None
+    ) -> None:
+        self._dataset, self._shrink = dataset, shrink
         self._visit = visit
         self._known: dict[int, Any] = {}
 
@@ -254,19 +236,9 @@ class _Remembered(Sequence[Any]):
                     f"{example.name} has no unary, which learning starts from; add unaries/ or "
                     "describe where they are in dataset.json."
                 )
-            self._known[index] = example
+            small = example if self._shrink == 1 else Shrunk([example], self._shrink)[0]
+            self._known[index] = small
         return self._known[index]
-
-
-def _add_dataset(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", type=Path, metavar="DATASET", help="folder of the data set")
-    parser.add_argument("--split", metavar="NAME", help="NAME.txt in it (default: every image)")
-    parser.add_argument("--dataset-json", type=Path, metavar="FILE",
-                        help="description of the data set, in place of its dataset.json")
-
-
-def _open(arguments: argparse.Namespace, split: str | None) -> FolderDataset:
-    return FolderDataset(arguments.dataset, split, description=arguments.dataset_json)
 
 
 def _parse_l2(pairs: list[str]) -> dict[str, float]:
@@ -283,16 +255,3 @@ def _parse_l2(pairs: list[str]) -> dict[str, float]:
                 f"got {pair!r}; for example --l2 unary=0.001."
             ) from None
     return l2
-
-
-def _scores(confusion: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any]:
-    per_label = iou_per_label(confusion)
-    return {
-        "mean_iou": 100 * mean_iou(confusion),
-        "pixel_accuracy": 100 * pixel_accuracy(confusion),
-        "class_accuracy": 100 * class_accuracy(confusion),
-        "iou": {
-            name: None if np.isnan(value) else 100 * float(value)
-            for name, value in zip(names, per_label, strict=True)
-        },
-    }
