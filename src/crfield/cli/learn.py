@@ -18,11 +18,10 @@ from crfield._parallel import usable_cores
 from crfield._validate import InputError, as_count
 from crfield.cli.data import add_dataset, open_dataset
 from crfield.cli.progress import LearningProgress
-from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric
 from crfield.datasets import FolderDataset, Shrunk
-from crfield.dense import DenseCRF, Pairwise
-from crfield.kernels import Bilateral, Spatial
+from crfield.dense import DenseCRF
 from crfield.learning import (
+    FAMILIES,
     GROUPS,
     OPTIMIZERS,
     Inference,
@@ -30,6 +29,7 @@ from crfield.learning import (
     LearningReport,
     learn,
     make_loss,
+    starting_model,
     write_report,
 )
 from crfield.learning.learn import LOSSES
@@ -58,8 +58,8 @@ def add_command(commands: Any) -> None:
     add("-o", "--output", type=Path, required=True, metavar="MODEL", help="file of the model")
     add("--validation", metavar="SPLIT", help="split to stop on and to choose the model by")
     add("--start", type=Path, metavar="MODEL",
-        help="model to start from (default: a spatial and a bilateral term)")
-    add("--compatibility", choices=("potts", "diagonal", "symmetric"), default="symmetric",
+        help="model to start from (default: a spatial and a bilateral term that suit the data)")
+    add("--compatibility", choices=FAMILIES, default="symmetric",
         help="family of the bilateral term's compatibility (default: %(default)s)")
     add("--learn", default="compat,kernel", metavar="GROUPS",
         help="what to learn; unary,compat,kernel also recalibrates the unaries, for which a few "
@@ -94,10 +94,7 @@ def run_learn(arguments: argparse.Namespace) -> int:
         check_writable(path)
     dataset = open_dataset(arguments, arguments.split)
     validation = open_dataset(arguments, arguments.validation) if arguments.validation else None
-    model = (
-        DenseCRF.load(arguments.start) if arguments.start
-        else starting_model(dataset.n_labels, arguments.compatibility)
-    )
+    given = DenseCRF.load(arguments.start) if arguments.start else None
     if arguments.resume and not journal.exists() and not arguments.quiet:
         print(f"crfield: there is no {journal} to resume; starting anew.", file=sys.stderr)
     saved: int | None = None  # the iteration whose model this run has saved last
@@ -105,9 +102,14 @@ def run_learn(arguments: argparse.Namespace) -> int:
         with LearningProgress(arguments.max_iter, len(dataset), quiet=arguments.quiet) as progress:
             shrink = as_count(arguments.shrink, "--shrink")
             examples = _Remembered(dataset, shrink, progress.visit)
-
             grid_dim = np.ndim(examples[0].truth)
             jobs = default_jobs() if arguments.jobs is None else arguments.jobs
+            loss = make_loss(arguments.loss, examples, dataset.n_labels, void=dataset.void)
+            inference = Inference(arguments.algorithm, "auto", arguments.iterations)
+            start = given.rescaled(1 / shrink, grid_dim) if given else starting_model(
+                dataset.n_labels, examples, loss, family=arguments.compatibility,
+                inference=inference, n_jobs=jobs,
+            )
 
             def after_iteration(iteration: int, report: LearningReport) -> None:
                 nonlocal saved
@@ -117,12 +119,10 @@ def run_learn(arguments: argparse.Namespace) -> int:
                 progress.iteration_done(iteration, report)
 
             learned = learn(
-                model.rescaled(1 / shrink, grid_dim), examples,
-                loss=make_loss(arguments.loss, examples, dataset.n_labels, void=dataset.void),
+                start, examples, loss=loss,
                 groups=tuple(word.strip() for word in arguments.learn.split(",") if word.strip()),
                 optimizer=arguments.optimizer, max_iter=arguments.max_iter, n_jobs=jobs,
-                inference=Inference(arguments.algorithm, "auto", arguments.iterations),
-                l2=_parse_l2(arguments.l2), seed=arguments.seed,
+                inference=inference, l2=_parse_l2(arguments.l2), seed=arguments.seed,
                 validation=None if validation is None else _Remembered(validation, shrink),
                 journal=journal, resume=arguments.resume, progress=after_iteration,
             )
@@ -194,19 +194,6 @@ def _data_settings(arguments: argparse.Namespace) -> dict[str, str]:
         "validation": arguments.validation or "none", "shrunk by": str(arguments.shrink),
         "start": str(arguments.start or "a spatial and a bilateral term"),
     }
-
-
-def starting_model(n_labels: int, family: str) -> DenseCRF:
-    """The two terms of `refine` for probabilities, the second with the asked family."""
-    weight = 6.0
-    compatibility: Compatibility = {
-        "potts": Potts(weight),
-        "diagonal": Diagonal(np.full(n_labels, weight)),
-        "symmetric": Symmetric(Potts(weight).matrix(n_labels)),
-    }[family]
-    return DenseCRF(n_labels, [
-        Pairwise(Spatial(3.0), Potts(3.0)), Pairwise(Bilateral(60.0, 8.0), compatibility)
-    ])
 
 
 class _Remembered(Sequence[Any]):

@@ -24,8 +24,10 @@ from crfield.learning.objective import Example, Inference, Objective
 from crfield.learning.optimizers import OPTIMIZERS
 from crfield.learning.parameters import GROUPS, Parameters
 from crfield.learning.report import write_report
+from crfield.learning.start import FAMILIES, starting_model
 
 __all__ = [
+    "FAMILIES",
     "GROUPS",
     "METRICS",
     "OPTIMIZERS",
@@ -48,5 +50,6 @@ __all__ = [
     "piecewise",
     "potts_grid",
     "random_search",
+    "starting_model",
     "write_report",
 ]

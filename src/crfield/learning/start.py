@@ -1,0 +1,88 @@
+"""Where to start learning: a model whose constants suit the data, so that none need be given."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from crfield._validate import InputError, as_choice
+from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric
+from crfield.datasets.shrunk import Shrunk
+from crfield.dense import DenseCRF, Pairwise
+from crfield.features import observe
+from crfield.kernels import Bilateral, Kernel, Spatial
+from crfield.learning.objective import Example, Inference, evaluate_image, threads_per_job, visit
+from crfield.losses import Loss
+
+FAMILIES = ("potts", "diagonal", "symmetric")
+
+# What is tried: widths as shares of the mean side of an image and of the spread of its colours.
+_SPATIAL_SHARE = 0.012
+_BILATERAL_SHARES, _COLOR_SHARES, _WEIGHTS = (0.1, 0.25), (0.1, 0.2), (2.0, 6.0)
+_MOST_IMAGES, _MOST_PIXELS = 12, 6000
+
+
+def starting_model(
+    n_labels: int, examples: Sequence[Example], loss: Loss, *, family: str = "symmetric",
+    inference: Inference | None = None, n_jobs: int = 1,
+) -> DenseCRF:
+    """A spatial and a bilateral term, the best of a few on a few small versions of the examples.
+
+    Parameters
+    ----------
+    loss : what learning will minimise.
+    family : of the bilateral term's compatibility, "potts", "diagonal" or "symmetric".
+    n_jobs : images at a time, through joblib.
+    """
+    as_choice(family, "family", FAMILIES)
+    if len(examples) == 0:
+        raise InputError("examples must hold at least one image, got none; check the split.")
+    settings = Inference() if inference is None else inference
+    chosen = np.linspace(0, len(examples) - 1, min(len(examples), _MOST_IMAGES)).astype(int)
+    sample = [examples[int(index)] for index in chosen]
+    grid_dim = np.ndim(sample[0].truth)
+    side = float(np.mean([np.size(e.truth) ** (1 / grid_dim) for e in sample]))
+    spread = float(np.mean([_color_spread(e) for e in sample]))
+    shortest = min(min(np.shape(e.truth)) for e in sample)
+    factor = min(max(1, round(side / _MOST_PIXELS ** (1 / grid_dim))), shortest)
+    shrunk = Shrunk(sample, factor)
+    small = [shrunk[index] for index in range(len(shrunk))]
+    arguments = (loss, settings, None, (), threads_per_job(n_jobs))
+
+    def loss_of(model: DenseCRF) -> float:
+        entries = visit(
+            evaluate_image, model.rescaled(1 / factor, grid_dim), small, range(len(small)),
+            arguments, n_jobs,
+        )
+        return loss.value(np.sum([entry.totals for entry in entries], axis=0))
+
+    spatial = Spatial(max(_SPATIAL_SHARE * side, 1.0))
+    candidates = []
+    for share, color, weight in itertools.product(_BILATERAL_SHARES, _COLOR_SHARES, _WEIGHTS):
+        kernels: list[Kernel] = [spatial]
+        if spread > 0:  # an image without contrast has no edges to follow
+            kernels.append(Bilateral(share * side, color * spread))
+        candidates.append(DenseCRF(n_labels, [
+            Pairwise(kernel, Potts(weight / (1 + (kernel is spatial)))) for kernel in kernels
+        ]))
+    best = min(candidates, key=loss_of)
+    *before, last = best.terms
+    assert isinstance(last.compatibility, Potts)
+    compatibility = _of_family(family, last.compatibility.weight, n_labels)
+    return DenseCRF(n_labels, [*before, Pairwise(last.kernel, compatibility)])
+
+
+def _of_family(family: str, weight: float, n_labels: int) -> Compatibility:
+    if family == "potts":
+        return Potts(weight)
+    if family == "diagonal":
+        return Diagonal(np.full(n_labels, weight))
+    return Symmetric(Potts(weight).matrix(n_labels))
+
+
+def _color_spread(example: Example) -> float:
+    """The standard deviation of an image's colours, in the units that kernels see."""
+    colors = observe(np.shape(example.truth), example.image).colors("rgb", None)
+    return float(np.sqrt(colors.var(axis=0).mean()))
