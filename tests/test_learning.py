@@ -19,7 +19,7 @@ from crfield import (
     Spatial,
     Symmetric,
 )
-from crfield.learning import Inference, Objective, Parameters, learn, make_loss
+from crfield.learning import GROUPS, Inference, Objective, Parameters, learn, make_loss
 from crfield.learning.learn import LOSSES
 
 pytest.importorskip("scipy")
@@ -59,10 +59,10 @@ def full_model(n_labels=3):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_gradient_of_the_objective_by_every_parameter(algorithm, loss):
     examples = images(2)
-    parameters = Parameters(full_model(), ("unary", "compat", "kernel"))
+    parameters = Parameters(full_model(), GROUPS)
     objective = Objective(
         parameters, examples, make_loss(loss, examples, 3), Inference(algorithm, "exact", 3),
-        l2={"unary": 0.01, "compat": 0.02, "off_diagonal": 0.03, "kernel": 0.04},
+        l2={"unary": 0.01, "compat": 0.02, "off_diagonal": 0.03, "kernel": 0.04, "weight": 0.05},
     )
     rng = np.random.default_rng(1)
     x = parameters.start + 0.1 * rng.normal(size=parameters.start.shape)
@@ -94,14 +94,15 @@ def test_gradient_goes_through_the_projection():
 
 def test_vector_and_model_are_each_others_inverse():
     model = full_model()
-    parameters = Parameters(model, ("unary", "compat", "kernel"), project=False)
+    parameters = Parameters(model, GROUPS, project=False)
     built = parameters.build(parameters.start)
     for a, b in zip(model.terms, built.terms, strict=True):
         assert np.allclose(a.compatibility.matrix(3), b.compatibility.matrix(3))
         for name in a.kernel.array_fields:
             if getattr(a.kernel, name) is not None:
                 assert np.allclose(getattr(a.kernel, name), getattr(b.kernel, name))
-    again = Parameters(built, ("unary", "compat", "kernel"), project=False)
+    again = Parameters(built, GROUPS, project=False)
+    assert [term.weight for term in built.terms] == pytest.approx([1.3, 1.0, 1.0])
     assert np.allclose(again.start, parameters.start)
 
 

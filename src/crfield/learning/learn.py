@@ -129,12 +129,13 @@ def learn(
     examples : images with costs and true labels; looked up by index in every pass.
     loss : "iou" (over the whole set), "hamming", "robust", "log_likelihood", or a `Loss`.
     groups : what to learn, of "unary" (a recalibration of the costs, L (L + 1) numbers that overfit
-        a few dozen images), "compat" and "kernel".
+        a few dozen images), "compat", "kernel" (widths) and "weight" (of the terms, which Potts
+        weights make superfluous).
     optimizer : "cg", "lbfgs", "adam" or "sgd"; `max_iter` iterations or epochs.
     tol : stop when `patience` iterations together lower the objective by less than this share.
-    l2 : ridge towards the start for "unary", "compat", "off_diagonal" and "kernel", on changes in
-        units of what each parameter typically changes by (`Parameters.scale`); by default it
-        shrinks with the number of images.
+    l2 : ridge towards the start for each group and for "off_diagonal" of a symmetric compatibility,
+        on changes in units of what each parameter typically changes by (`Parameters.scale`); by
+        default it shrinks with the number of images.
     validation : examples to stop on; the iterate with the best mean IoU there is returned, and
         learning stops after `patience` iterations without a better one.
     n_jobs : images at a time, through joblib.

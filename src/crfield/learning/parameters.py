@@ -1,6 +1,6 @@
 """A model's parameters as one vector, and gradients carried back to it.
 
-Positive numbers (Potts weights, attractions, widths) are logarithms in the vector; covariances are
+Positive numbers (weights, attractions, widths) are logarithms in the vector; covariances are
 Cholesky factors with logarithmic diagonals. A symmetric compatibility is its upper triangle; with
 `project` the model uses the nearest matrix that has the convergence guarantee,
 mu - PmuP + NSD(PmuP), and the gradient goes through the projection.
@@ -24,11 +24,12 @@ from crfield.kernels import Kernel
 Vector = NDArray[np.float64]
 
 # What can be learned; "off_diagonal" regularises the part of a symmetric mu that "compat" holds.
-GROUPS = ("unary", "compat", "kernel")
+GROUPS = ("unary", "compat", "kernel", "weight")
 
 # Of an entry of the recalibration, of its constants, of logarithms, and of the entries of a
 # symmetric mu as shares of its largest.
-_TYPICAL_CHANGE = {"unary": 0.05, "constant": 0.3, "compat": 0.3, "entry": 0.3, "kernel": 0.3}
+_TYPICAL_CHANGE = {"unary": 0.05, "constant": 0.3, "compat": 0.3, "entry": 0.3, "kernel": 0.3,
+                   "weight": 0.3}
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Parameters:
     """The learned part of a model as a vector.
 
     model : the start; what is not learned keeps its value.
-    groups : some of "unary" (the recalibration), "compat", "kernel".
+    groups : some of "unary" (the recalibration), "compat", "kernel" and "weight" (of the terms).
     """
 
     def __init__(self, model: DenseCRF, groups: Iterable[str], *, project: bool = True) -> None:
@@ -84,9 +85,11 @@ class Parameters:
                 for name in _learned_widths(term.kernel):
                     values = _encode_widths(getattr(term.kernel, name))
                     self._pieces.append(("kernel", number, name, values))
+            if "weight" in self.groups:
+                self._pieces.append(("weight", number, "", _encode_weight(term.weight)))
         if not self._pieces:
             raise InputError(
-                "the model must have a pairwise term to learn compat or kernel of, got none; "
+                "the model must have a pairwise term to learn the parameters of, got none; "
                 "add a term or learn unary."
             )
         self.start = np.concatenate([piece[3] for piece in self._pieces])
@@ -137,6 +140,8 @@ class Parameters:
             elif group == "compat":
                 compatibility = self._compatibility(terms[number].compatibility, values)
                 terms[number] = dataclasses.replace(terms[number], compatibility=compatibility)
+            elif group == "weight":
+                terms[number] = dataclasses.replace(terms[number], weight=float(np.exp(values[0])))
             else:
                 kernel = terms[number].kernel
                 widths = _decode_widths(values, getattr(kernel, name))
@@ -147,14 +152,21 @@ class Parameters:
     def chain(self, vector: Vector, gradient: ModelGradient, grid_dim: int) -> Vector:
         """dL / d vector from the gradients by the model's raw quantities."""
         parts = []
+        current = self.build(vector).terms
         for (group, number, name, _), values in zip(self._pieces, self._split(vector), strict=True):
             if number is None:
                 parts.append(gradient.recalibration.ravel())
                 continue
             term = self.model.terms[number]
+            by_product = gradient.compatibility[number]  # dL / d(w mu)
+            weight, mu = current[number].weight, current[number].compatibility
             if group == "compat":
-                by_mu = term.weight * gradient.compatibility[number]
-                parts.append(self._chain_compatibility(term.compatibility, values, by_mu))
+                parts.append(
+                    self._chain_compatibility(term.compatibility, values, weight * by_product)
+                )
+            elif group == "weight":
+                product = weight * mu.matrix(self.model.n_labels)
+                parts.append(np.array([(by_product * product).sum()]))
             else:
                 inner = gradient.widths[number]
                 blocks = dict(term.kernel.width_blocks(len(inner), grid_dim))
@@ -194,6 +206,15 @@ def zero_gradient(model: DenseCRF, dims: Sequence[int]) -> ModelGradient:
         np.zeros((n, n + 1)), [np.zeros((n, n)) for _ in model.terms],
         [np.zeros((d, d)) for d in dims],
     )
+
+
+def _encode_weight(weight: float) -> Vector:
+    if weight <= 0:
+        raise InputError(
+            f"weights to be learned must start above 0, got {weight:g}; start from a small "
+            "positive number."
+        )
+    return np.log([weight])
 
 
 def _encode_compatibility(compatibility: Compatibility, n_labels: int) -> Vector:
