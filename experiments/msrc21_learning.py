@@ -127,12 +127,13 @@ class Learner:
 
     def learn(
         self, start: DenseCRF, groups: Sequence[str], journal: Path | None = None, *,
-        loss: str = "iou", max_iter: int = ITERATIONS,
+        loss: str = "iou", max_iter: int = ITERATIONS, prior: DenseCRF | None = None,
     ) -> Result:
         """`crfield.learning.learn` with the settings that all rows share."""
         l2 = dict.fromkeys(("unary", "compat", "off_diagonal", "kernel"), self.ridge)
         found = learn(
             start.rescaled(1 / self.shrink), self.examples, groups=groups, loss=loss, l2=l2,
+            prior=None if prior is None else prior.rescaled(1 / self.shrink),
             inference=INFERENCE, max_iter=max_iter, n_jobs=self.jobs, optimizer=OPTIMIZER,
             journal=journal, resume=journal is not None, progress=_tell,
         )
@@ -143,6 +144,16 @@ class Learner:
         small = (model.rescaled(1 / self.shrink) for model in models)
         found = grid_search(small, self.examples, inference=INFERENCE, n_jobs=self.jobs)
         return found.model.rescaled(self.shrink), found.report
+
+    def learn_jointly(self, start: DenseCRF, journal: Path | None = None) -> Result:
+        """Everything, from a recalibration that was learned alone; the ridge pulls it back to the
+        unary as given.
+        """
+        matrix = with_matrix(start, 1)
+        return self.learn(
+            matrix, ("unary", "compat", "kernel"), journal,
+            prior=replace(matrix, recalibration=None),
+        )
 
     def recalibrate(self, journal: Path | None = None) -> Result:
         """The recalibrated unary without any pairwise term."""
@@ -170,7 +181,7 @@ def choose_ridge(examples: Examples, cache: Path, jobs: int) -> tuple[float, lis
                 small = Learner(held, SHRINK_FOR_FOLDS, ridge, jobs)
                 recalibrated, _ = learner.recalibrate()
                 start = replace(two_terms(), recalibration=recalibrated.recalibration)
-                joint, _ = learner.learn(with_matrix(start, 1), ("unary", "compat", "kernel"))
+                joint, _ = learner.learn_jointly(start)
                 for number, model in enumerate((recalibrated, joint)):
                     score = small.search([model])[1]
                     totals[number] += score.confusions[0]
@@ -242,9 +253,9 @@ def full_model(rows: Rows, learner: Learner) -> dict[str, Row]:
     )
     both = made["recalibrated and searched"].model
     assert both is not None
-    made["joint"] = rows.learned("Full model, learned jointly", lambda journal: learner.learn(
-        with_matrix(both, 1), ("unary", "compat", "kernel"), journal
-    ))
+    made["joint"] = rows.learned(
+        "Full model, learned jointly", partial(learner.learn_jointly, both)
+    )
     return made
 
 

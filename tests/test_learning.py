@@ -213,3 +213,17 @@ def test_wrong_requests_are_refused():
         learn(DenseCRF(4), examples, groups=("unary",))
     with pytest.raises(InputError, match="sequential"):
         learn(DenseCRF(3), examples, inference=Inference("sequential"))
+
+
+def test_the_ridge_pulls_to_the_prior():
+    examples = images(2)
+    start = DenseCRF(3, [Pairwise(Spatial(1.5), Potts(2.0))])
+    prior = DenseCRF(3, [Pairwise(Spatial(1.5), Potts(0.5))])
+    learned = learn(
+        start, examples, groups=("compat",), prior=prior, l2={"compat": 1e6}, tol=0.0, max_iter=40,
+        inference=Inference("concave", "exact", 2),
+    )
+    assert learned.model.terms[0].compatibility.weight == pytest.approx(0.5, rel=1e-3)
+    with pytest.raises(InputError, match="prior must have the form"):
+        learn(start, examples, groups=("compat",),
+              prior=DenseCRF(3, [Pairwise(Spatial(1), Diagonal([1, 1, 1]))]))

@@ -72,7 +72,7 @@ class DenseCRFClassifier:
     compatibility : "potts", "diagonal" or "symmetric", what the weights become when learned: one
         number a term, one a label, or one a pair of labels. All three start as the same model.
     learn : some of "unary", "compat" and "kernel"; () keeps the model as it is given here. "unary"
-        has L (L + 1) numbers that a few images overfit: leave it out for them, or hold some out.
+        has L (L + 1) numbers, which a few images overfit.
     loss, optimizer, max_iter, l2 : those of `crfield.learning.learn`.
     n_iter, algorithm, filter : iterations, algorithm and filter of inference, see `DenseCRF.infer`.
     validation_fraction : share of the images held out to choose the best iterate; 0 uses all.
@@ -90,7 +90,7 @@ class DenseCRFClassifier:
 
     Examples
     --------
-    >>> crf = DenseCRFClassifier(learn=("compat", "kernel"))
+    >>> crf = DenseCRFClassifier(compatibility="symmetric")
     >>> crf.fit([(image, probabilities)], [labels]).predict([(other, others)])  # doctest: +SKIP
     """
 
@@ -99,10 +99,10 @@ class DenseCRFClassifier:
     bilateral: Any = (60.0, 8.0)
     bilateral_weight: float = 6.0
     compatibility: str = "potts"
-    learn: Sequence[str] = ("unary", "compat", "kernel")
+    learn: Sequence[str] = ("compat", "kernel")
     loss: Any = "iou"
     optimizer: str = "cg"
-    max_iter: int = 30
+    max_iter: int = 20
     n_iter: int = 5
     algorithm: str = "concave"
     filter: str = "auto"

@@ -66,7 +66,7 @@ def add_command(commands: Any) -> None:
         "dozen images are too few (default: %(default)s)")
     add("--loss", choices=tuple(LOSSES), default="iou", help="(default: %(default)s)")
     add("--optimizer", choices=OPTIMIZERS, default="cg", help="(default: %(default)s)")
-    add("--max-iter", type=int, default=30, metavar="N",
+    add("--max-iter", type=int, default=20, metavar="N",
         help="iterations of the optimizer (default: %(default)s)")
     add("--iterations", type=int, default=5, metavar="N",
         help="iterations of inference (default: %(default)s)")

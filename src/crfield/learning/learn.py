@@ -108,12 +108,13 @@ def learn(
     optimizer: str = "cg",
     inference: Inference | None = None,
     l2: dict[str, float] | None = None,
-    max_iter: int = 30,
+    max_iter: int = 20,
     tol: float = 1e-3,
     patience: int = 5,
     validation: Sequence[Example] | None = None,
     n_jobs: int = 1,
     project: bool = True,
+    prior: DenseCRF | None = None,
     batch_size: int = 8,
     step_size: float = 0.1,
     seed: int = 0,
@@ -133,20 +134,22 @@ def learn(
         weights make superfluous).
     optimizer : "cg", "lbfgs", "adam" or "sgd"; `max_iter` iterations or epochs.
     tol : stop when `patience` iterations together lower the objective by less than this share.
-    l2 : ridge towards the start for each group and for "off_diagonal" of a symmetric compatibility,
+    l2 : ridge towards the prior for each group and for "off_diagonal" of a symmetric compatibility,
         on changes in units of what each parameter typically changes by (`Parameters.scale`); by
         default it shrinks with the number of images.
     validation : examples to stop on; the iterate with the best mean IoU there is returned, and
         learning stops after `patience` iterations without a better one.
     n_jobs : images at a time, through joblib.
     project : keep compatibilities within the convergence guarantee.
+    prior : the model that the ridge pulls to instead of the start, for a start that was itself
+        learned.
     journal, resume : a file that records every evaluation, and whether to take up its run.
     progress : called as progress(iteration, report) after each iteration; True stops.
     """
     inference = Inference() if inference is None else inference
     iterations = as_count(max_iter, "max_iter", 0)
     enough = as_scalar(tol, "tol")
-    parameters = Parameters(model, groups, project=project)
+    parameters = Parameters(model, groups, project=project, prior=prior)
     chosen = loss if isinstance(loss, Loss) else make_loss(loss, examples, model.n_labels)
     ridge = {**default_l2(len(examples)), **(l2 or {})}
     objective = Objective(parameters, examples, chosen, inference, l2=ridge, n_jobs=n_jobs)
@@ -159,7 +162,7 @@ def learn(
     purpose = {
         "format": "crfield.journal", "version": 2, **settings,
         "data": fingerprint(examples), "weights": _hex(chosen.weights), "void": chosen.void,
-        "start": _hex(parameters.start),
+        "start": _hex(parameters.start), "prior": _hex(parameters.prior),
     }
     size = len(parameters.start)
     record = Journal(journal, purpose, size, model.n_labels, resume=resume)

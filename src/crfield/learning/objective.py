@@ -215,7 +215,7 @@ def visit(
 
 
 class Objective:
-    """loss(x) + sum l2 ((x - start) / scale)^2 over a set of examples, all of them in every call.
+    """loss(x) + sum l2 ((x - prior) / scale)^2 over a set of examples, all of them in every call.
 
     Images run in parallel through joblib (`n_jobs`), so that `joblib.parallel_config` can send them
     to a cluster; the sums are formed in the order of the examples, whatever finishes first.
@@ -255,7 +255,7 @@ class Objective:
         entries = self._visit(model, chosen, totals)
         gradient = reduce(operator.add, [entry.gradient for entry in entries if entry.gradient])
         grid_dim = np.asarray(self.examples[chosen[0]].truth).ndim
-        away = vector - self.parameters.start
+        away = vector - self.parameters.prior
         loss = self.loss.value(np.sum([entry.totals for entry in entries], axis=0))
         return Point(
             value=loss + float((self.decay * away**2).sum()),

@@ -58,9 +58,13 @@ class Parameters:
 
     model : the start; what is not learned keeps its value.
     groups : some of "unary" (the recalibration), "compat", "kernel" and "weight" (of the terms).
+    prior : the model that the ridge pulls to, of the same form; the start by default.
     """
 
-    def __init__(self, model: DenseCRF, groups: Iterable[str], *, project: bool = True) -> None:
+    def __init__(
+        self, model: DenseCRF, groups: Iterable[str], *, project: bool = True,
+        prior: DenseCRF | None = None,
+    ) -> None:
         self.groups = tuple(groups)
         unknown = set(self.groups) - set(GROUPS)
         if unknown or not self.groups:
@@ -94,6 +98,14 @@ class Parameters:
             )
         self.start = np.concatenate([piece[3] for piece in self._pieces])
         self.scale = np.concatenate([self._scale(piece) for piece in self._pieces])
+        self.prior = self.start
+        if prior is not None:
+            self.prior = Parameters(prior, self.groups).start
+            if self.prior.shape != self.start.shape:
+                raise InputError(
+                    f"prior must have the form of the model, got {len(self.prior)} parameters "
+                    f"rather than {len(self.start)}; use the same families and forms of widths."
+                )
 
     def _scale(self, piece: tuple[str, int | None, str, Vector]) -> Vector:
         """By how much each entry of a piece moves before the marginals change notably."""
