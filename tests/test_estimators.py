@@ -62,9 +62,9 @@ def test_every_family_is_learned_as_itself(compatibility):
         assert not np.allclose(np.diff(term.compatibility.matrix(N_LABELS)[0, :2]), 1.0)
 
 
-def test_everything_is_learned_unless_told_otherwise():
+def test_groups_are_learned_as_asked():
     X, y = scenes(3)
-    crf = DenseCRFClassifier(max_iter=3, **WEAK).fit(X, y)
+    crf = DenseCRFClassifier(learn=("unary", "compat", "kernel"), max_iter=3, **WEAK).fit(X, y)
     assert crf.score(X, y) > unlearned(**WEAK).fit(X, y).score(X, y) + 0.02
     assert crf.report_.losses[-1] < crf.report_.losses[0]
     assert crf.n_labels_ == N_LABELS
@@ -73,6 +73,7 @@ def test_everything_is_learned_unless_told_otherwise():
     spatial, bilateral = crf.model_.terms
     assert spatial.compatibility.weight != 1.0
     assert bilateral.kernel.sigma_xy != 15.0
+    assert DenseCRFClassifier(max_iter=1, **WEAK).fit(X, y).model_.recalibration is None
 
 
 def test_every_family_starts_as_the_same_model():
@@ -258,7 +259,8 @@ def test_two_jobs_learn_what_one_does(monkeypatch):
         for n_jobs in (None, 2)
     ]
     assert jobs == [1, 2]
-    np.testing.assert_allclose(one.recalibration, two.recalibration, rtol=1e-5, atol=1e-7)
+    for a, b in zip(one.terms, two.terms, strict=True):
+        assert a.compatibility.weight == pytest.approx(b.compatibility.weight, rel=1e-5)
 
 
 def test_the_module_needs_no_scikit_learn():

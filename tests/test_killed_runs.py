@@ -27,7 +27,7 @@ pytest.importorskip("scipy")
 
 N_KILLS = 20
 COMMAND = ["learn", "data", "--split", "train", "--learn", "unary,compat,kernel",
-           "--optimizer", "adam", "--max-iter", "24", "--quiet"]
+           "--optimizer", "adam", "--max-iter", "24", "--tol", "0", "--quiet"]
 N_EVALUATIONS = 1 + 24 * 2  # the start; then a batch and all images in each epoch
 
 

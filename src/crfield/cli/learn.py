@@ -68,6 +68,9 @@ def add_command(commands: Any) -> None:
     add("--optimizer", choices=OPTIMIZERS, default="cg", help="(default: %(default)s)")
     add("--max-iter", type=int, default=20, metavar="N",
         help="iterations of the optimizer (default: %(default)s)")
+    add("--tol", type=float, default=1e-3, metavar="X",
+        help="stop when five iterations lower the loss by less than this share; 0 never stops "
+        "early (default: %(default)s)")
     add("--iterations", type=int, default=5, metavar="N",
         help="iterations of inference (default: %(default)s)")
     add("--algorithm", choices=("concave", "cccp", "parallel"), default="concave",
@@ -121,7 +124,8 @@ def run_learn(arguments: argparse.Namespace) -> int:
             learned = learn(
                 start, examples, loss=loss,
                 groups=tuple(word.strip() for word in arguments.learn.split(",") if word.strip()),
-                optimizer=arguments.optimizer, max_iter=arguments.max_iter, n_jobs=jobs,
+                optimizer=arguments.optimizer, max_iter=arguments.max_iter, tol=arguments.tol,
+                n_jobs=jobs,
                 inference=inference, l2=_parse_l2(arguments.l2), seed=arguments.seed,
                 validation=None if validation is None else _Remembered(validation, shrink),
                 journal=journal, resume=arguments.resume, progress=after_iteration,

@@ -133,7 +133,8 @@ def learn(
         a few dozen images), "compat", "kernel" (widths) and "weight" (of the terms, which Potts
         weights make superfluous).
     optimizer : "cg", "lbfgs", "adam" or "sgd"; `max_iter` iterations or epochs.
-    tol : stop when `patience` iterations together lower the objective by less than this share.
+    tol : stop when `patience` iterations together lower the objective by less than this share;
+        0 never does.
     l2 : ridge towards the prior for each group and for "off_diagonal" of a symmetric compatibility,
         on changes in units of what each parameter typically changes by (`Parameters.scale`); by
         default it shrinks with the number of images.
@@ -226,7 +227,7 @@ def learn(
 
 def _has_settled(values: Sequence[float], tol: float, patience: int) -> bool:
     """Whether the last `patience` iterations brought next to nothing."""
-    if len(values) <= patience:
+    if tol <= 0 or len(values) <= patience:
         return False
     before = min(values[:-patience])
     return before - min(values[-patience:]) < tol * abs(before)
