@@ -159,7 +159,8 @@ def reach(sample: datasets.Sample, *models: DenseCRF) -> Image.Image:
     inside = np.argwhere(sample.mask == 1)
     row, column = inside[len(inside) // 2]
     marked = Image.fromarray(sample.image)
-    ImageDraw.Draw(marked).circle((column, row), 7, outline="white", width=3)
+    around = (column - 7, row - 7, column + 7, row + 7)
+    ImageDraw.Draw(marked).ellipse(around, outline="white", width=3)
     panels = [marked]
     for model in models:
         scaled = model.terms[1].kernel.scaled_features(observe(sample.mask.shape, sample.image))
