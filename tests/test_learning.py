@@ -18,6 +18,7 @@ from crfield import (
     Potts,
     Spatial,
     Symmetric,
+    _arena,
 )
 from crfield.learning import GROUPS, Inference, Objective, Parameters, learn, make_loss
 from crfield.learning.learn import LOSSES
@@ -227,3 +228,20 @@ def test_the_ridge_pulls_to_the_prior():
     with pytest.raises(InputError, match="prior must have the form"):
         learn(start, examples, groups=("compat",),
               prior=DenseCRF(3, [Pairwise(Spatial(1), Diagonal([1, 1, 1]))]))
+
+
+def test_a_journal_of_other_images_is_refused(tmp_path):
+    model = DenseCRF(3, [Pairwise(Spatial(1.5), Potts(1.0))])
+    path = tmp_path / "journal"
+    learn(model, images(2), groups=("compat",), max_iter=1, journal=path)
+    with pytest.raises(InputError, match="belongs to another run"):
+        learn(model, images(2, seed=1), groups=("compat",), max_iter=1, journal=path, resume=True)
+
+
+def test_learning_stops_when_it_has_settled_and_keeps_no_memory():
+    model = DenseCRF(3, [Pairwise(Spatial(1.5), Potts(1.0))])
+    options = {"groups": ("compat",), "optimizer": "adam", "max_iter": 12, "patience": 3}
+    early = learn(model, images(2), tol=0.9, **options)
+    assert len(early.report.losses) == 4  # the start and `patience` iterations
+    assert len(learn(model, images(2), tol=0.0, **options).report.losses) == 13
+    assert not _arena._idle_arenas

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from crfield._arena import drop_arenas
 from crfield._validate import InputError, as_choice, as_count, as_scalar
 from crfield.dense import DenseCRF
 from crfield.learning.journal import Journal
@@ -216,11 +217,14 @@ def learn(
             stale = _has_settled(values, enough, patience)
         return asked or stale
 
-    if not watch(parameters.start) and iterations:
-        minimize(
-            evaluate, parameters.start, parameters.scale, optimizer, iterations, watch,
-            n_examples=len(examples), batch_size=batch_size, step_size=step_size, seed=seed,
-        )
+    try:
+        if not watch(parameters.start) and iterations:
+            minimize(
+                evaluate, parameters.start, parameters.scale, optimizer, iterations, watch,
+                n_examples=len(examples), batch_size=batch_size, step_size=step_size, seed=seed,
+            )
+    finally:
+        drop_arenas()
     assert report.best_model is not None
     return Learned(report.best_model, report)
 
