@@ -93,7 +93,7 @@ def learn_from_scenes(start: DenseCRF) -> Learned:
 
     return learn(
         start, examples, groups=("compat", "kernel"), loss="iou", optimizer="adam",
-        inference=INFERENCE, max_iter=EPOCHS, batch_size=3, progress=progress,
+        inference=INFERENCE, max_iter=EPOCHS, tol=0.0, batch_size=3, progress=progress,
     )
 
 

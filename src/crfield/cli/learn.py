@@ -68,7 +68,7 @@ def add_command(commands: Any) -> None:
     add("--optimizer", choices=OPTIMIZERS, default="cg", help="(default: %(default)s)")
     add("--max-iter", type=int, default=20, metavar="N",
         help="iterations of the optimizer (default: %(default)s)")
-    add("--tol", type=float, default=1e-3, metavar="X",
+    add("--tol", type=float, default=1e-2, metavar="X",
         help="stop when five iterations lower the loss by less than this share; 0 never stops "
         "early (default: %(default)s)")
     add("--iterations", type=int, default=5, metavar="N",

@@ -110,7 +110,7 @@ def learn(
     inference: Inference | None = None,
     l2: dict[str, float] | None = None,
     max_iter: int = 20,
-    tol: float = 1e-3,
+    tol: float = 1e-2,
     patience: int = 5,
     validation: Sequence[Example] | None = None,
     n_jobs: int = 1,
