@@ -1,4 +1,10 @@
 // The Python face of the core: checks shapes, releases the GIL, allocates nothing.
+#include <cstdlib>  // defines __GLIBC__
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -196,11 +202,24 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
         "out"_a.noconvert(), "threads"_a);
 }
 
+// glibc gives every thread a heap of its own and seldom hands memory from one to another: with images
+// of several sizes on several threads, more is kept idle than is in use.
+bool share_one_heap() {
+#ifdef __GLIBC__
+  return mallopt(M_ARENA_MAX, 1) == 1;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   m.doc() = "Compiled core of crfield.";
   m.def("isa", &isa_name, "The instruction set that the hot loops were compiled for.");
+  m.def("share_one_heap", &share_one_heap,
+        "Let all threads that start from now on allocate from one heap; False where the system's "
+        "allocator has no such setting.");
   bind_type<float>(m, "32");
   bind_type<double>(m, "64");
 }

@@ -7,6 +7,7 @@
 // single order is not symmetric; the average of both orders is.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -18,6 +19,11 @@ namespace crfield {
 
 constexpr int max_lattice_dim = 16;
 struct KeyLayout;
+
+// The standard deviation of splat, blur and slice together is 1 after this scaling of coordinate j.
+inline double axis_scale(int j, int dim) {
+  return (dim + 1) * std::sqrt(2.0 / 3.0) / std::sqrt((j + 1.0) * (j + 2.0));
+}
 
 template <class T> class Lattice {
  public:

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 def isa() -> str: ...
+def share_one_heap() -> bool: ...
 
 class _Operator:
     def apply(

@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not hasattr(arguments, "run"):
         parser.print_help(sys.stderr)
         return 2
+    _share_one_heap()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -73,6 +74,15 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_command(commands)
     demo.add_command(commands)
     return parser
+
+
+def _share_one_heap() -> None:
+    """Halve the memory that several images at a time take up; a library may not decide that for
+    its program, a program may.
+    """
+    from crfield import _native
+
+    _native.share_one_heap()
 
 
 def _fail(sentence: str) -> int:
