@@ -56,8 +56,9 @@ DESCRIPTION = {
 }
 SHRINK, SHRINK_FOR_FOLDS = 2, 4
 INFERENCE = Inference(algorithm="concave", n_iter=5)
-RIDGES = (1e-6, 1e-5, 1e-4)
+RIDGES = (1e-5, 3e-5, 1e-4)
 OPTIMIZER, ITERATIONS = "lbfgs", 12  # it gets further in as many evaluations than "cg" does
+ITERATIONS_FOR_FOLDS = 8
 N_FOLDS = 3
 LOSSES = {
     "log_likelihood": "log-likelihood loss", "robust": "robust log-likelihood, eps = 0.1",
@@ -89,14 +90,15 @@ def one_term_grid() -> Iterator[DenseCRF]:
             yield from (one_term(pixels, colour, weight) for weight in (2.0, 4.0, 7.0, 12.0))
 
 
-def two_term_grid(recalibration: Any = None) -> Iterator[DenseCRF]:
-    """The same with a spatial term, from the customary constants to weaker and narrower ones."""
+def two_term_grid(unary: DenseCRF) -> Iterator[DenseCRF]:
+    """The same with a spatial term, from the customary constants to weaker and narrower ones, on
+    the unary as given or recalibrated.
+    """
     for spatial in (1.0, 3.0):
         for pixels in (30.0, 60.0):
             for colour in (5.0, 8.0, 13.0):
                 for weight in (3.0, 6.0, 10.0):
-                    model = two_terms(spatial, (pixels, colour, weight))
-                    yield replace(model, recalibration=recalibration)
+                    yield replace(unary, terms=two_terms(spatial, (pixels, colour, weight)).terms)
 
 
 def with_matrix(model: DenseCRF, number: int) -> DenseCRF:
@@ -145,19 +147,25 @@ class Learner:
         found = grid_search(small, self.examples, inference=INFERENCE, n_jobs=self.jobs)
         return found.model.rescaled(self.shrink), found.report
 
-    def learn_jointly(self, start: DenseCRF, journal: Path | None = None) -> Result:
+    def learn_jointly(
+        self, start: DenseCRF, journal: Path | None = None, *, max_iter: int = ITERATIONS
+    ) -> Result:
         """Everything, from a recalibration that was learned alone; the ridge pulls it back to the
         unary as given.
         """
         matrix = with_matrix(start, 1)
+        given = np.eye(*start.recalibration.shape)
         return self.learn(
-            matrix, ("unary", "compat", "kernel"), journal,
-            prior=replace(matrix, recalibration=None),
+            matrix, ("unary", "compat", "kernel"), journal, max_iter=max_iter,
+            prior=replace(matrix, recalibration=given),
         )
 
-    def recalibrate(self, journal: Path | None = None) -> Result:
+    def recalibrate(self, journal: Path | None = None, *, context: bool = False) -> Result:
         """The recalibrated unary without any pairwise term."""
-        return self.learn(DenseCRF(N_LABELS), ("unary",), journal, max_iter=40)
+        start = DenseCRF(N_LABELS)
+        return self.learn(
+            start.with_context() if context else start, ("unary",), journal, max_iter=40
+        )
 
 
 def _tell(iteration: int, course: LearningReport) -> None:
@@ -179,9 +187,9 @@ def choose_ridge(examples: Examples, cache: Path, jobs: int) -> tuple[float, lis
                 others = [e for i, e in enumerate(examples) if i % N_FOLDS != fold]
                 learner = Learner(others, SHRINK_FOR_FOLDS, ridge, jobs)
                 small = Learner(held, SHRINK_FOR_FOLDS, ridge, jobs)
-                recalibrated, _ = learner.recalibrate()
-                start = replace(two_terms(), recalibration=recalibrated.recalibration)
-                joint, _ = learner.learn_jointly(start)
+                recalibrated, _ = learner.recalibrate(context=True)
+                start = replace(recalibrated, terms=two_terms().terms)
+                joint, _ = learner.learn_jointly(start, max_iter=ITERATIONS_FOR_FOLDS)
                 for number, model in enumerate((recalibrated, joint)):
                     score = small.search([model])[1]
                     totals[number] += score.confusions[0]
@@ -237,26 +245,34 @@ def table_two(rows: Rows, learner: Learner) -> tuple[list[Row], Row]:
 
 def full_model(rows: Rows, learner: Learner) -> dict[str, Row]:
     """Everything together, beside what it is made of."""
-    made = {"searched": rows.learned(
-        "CRF, grid search", lambda _: learner.search(two_term_grid())
-    )}
-    best = made["searched"].model
-    assert best is not None
+
+    def searched(name: str, unary: DenseCRF) -> Row:
+        return rows.learned(name, lambda _: learner.search(two_term_grid(unary)))
+
+    made = {"searched": searched("CRF, grid search", DenseCRF(N_LABELS))}
+    best = model_of(made["searched"])
     made["learned"] = rows.learned("CRF, learned, unary fixed", lambda journal: learner.learn(
         with_matrix(best, 1), ("compat", "kernel"), journal
     ))
-    made["recalibrated"] = rows.learned("Recalibrated unary", learner.recalibrate)
-    recalibration = made["recalibrated"].model.recalibration  # type: ignore[union-attr]
-    made["recalibrated and searched"] = rows.learned(
-        "Recalibrated unary + CRF, grid search",
-        lambda _: learner.search(two_term_grid(recalibration)),
-    )
-    both = made["recalibrated and searched"].model
-    assert both is not None
-    made["joint"] = rows.learned(
-        "Full model, learned jointly", partial(learner.learn_jointly, both)
-    )
+    for key, words, context in (("", "", False), (" in context", " in context", True)):
+        alone = rows.learned(
+            f"Recalibrated unary{words}", partial(learner.recalibrate, context=context)
+        )
+        both = searched(f"Recalibrated unary{words} + CRF, grid search", model_of(alone))
+        joint = rows.learned(
+            f"Full model{words}, learned jointly", partial(learner.learn_jointly, model_of(both))
+        )
+        made |= {
+            f"recalibrated{key}": alone, f"recalibrated and searched{key}": both,
+            f"joint{key}": joint,
+        }
     return made
+
+
+def model_of(row: Row) -> DenseCRF:
+    """The model of a row that has one."""
+    assert row.model is not None
+    return row.model
 
 
 def pydensecrf_rows(rows: Rows, searched: Row) -> list[Row]:
@@ -324,13 +340,18 @@ def main() -> None:
     assert searched.model is not None
     first = table_one(rows, learner, searched.model)
     others = pydensecrf_rows(rows, full["searched"])
-    joint, recalibrated = full["joint"], full["recalibrated"]
+    joint = full["joint in context"]
+    compared = [unary, *(full[key] for key in (
+        "searched", "recalibrated", "recalibrated and searched", "joint",
+        "recalibrated in context", "recalibrated and searched in context"))]
     paragraphs = [
         f"{len(examples)} images to learn from, at 1/{SHRINK} of their size; "
         f"{len(rows.test)} others, at full size, for the tables. Ridge {ridge:g} for all rows.",
         "## Ridge",
         f"Three folds of learn.txt at 1/{SHRINK_FOR_FOLDS} of the size, mean IoU % on held images:",
-        markdown_table(["ridge", "recalibrated unary", "joint"], ridge_table),
+        markdown_table(
+            ["ridge", "recalibrated unary in context", "full model in context"], ridge_table
+        ),
         "## Table 1: label compatibility",
         f"One bilateral kernel, fixed at the grid search's choice ({describe(searched.model)}).",
         markdown_table(HEADER, [row.cells() for row in [unary, *first]]),
@@ -338,12 +359,17 @@ def main() -> None:
         markdown_table(HEADER, [row.cells() for row in [unary, *second]]),
         f"Learned with label compatibility: {describe(second[-1].model)}.",
         "## Full model",
-        "A spatial and a bilateral term; the matrix of compatibilities is the bilateral term's.",
+        "A spatial and a bilateral term; the matrix of compatibilities is the bilateral term's. "
+        "The recalibration sees [log p, 1] (KK13's h) or, in context, also the logarithm of each "
+        "label's mean probability over the image, the pixel's position and its colour "
+        "(`DenseCRF.with_context`).",
         markdown_table(HEADER, [row.cells() for row in [unary, *others, *full.values()]]),
-        "\n".join(f"- {difference(joint, row, arguments.seed)}" for row in (
-            unary, recalibrated, full["recalibrated and searched"], full["searched"])),
-        f"- {difference(full['learned'], full['searched'], arguments.seed)}",
-        f"Learned jointly: {describe(joint.model)}.",
+        "\n".join([
+            *(f"- {difference(joint, row, arguments.seed)}" for row in compared),
+            f"- {difference(full['joint'], full['recalibrated'], arguments.seed)}",
+            f"- {difference(full['learned'], full['searched'], arguments.seed)}",
+        ]),
+        f"Learned jointly in context: {describe(joint.model)}.",
     ]
     facts = {"seed": str(arguments.seed), "jobs": str(arguments.jobs), **provenance()}
     facts["this run"] = f"{(time.monotonic() - begin) / 60:.0f} minutes"

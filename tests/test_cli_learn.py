@@ -315,3 +315,13 @@ def test_a_model_for_other_labels_is_refused(dataset, capsys):
     DenseCRF(5).save("other")
     assert main(["evaluate", "other", "data"]) == 2
     assert "5 labels" in capsys.readouterr().err
+
+
+def test_a_recalibration_in_context_from_the_command_line(small_dataset, capsys):
+    command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "2", "--quiet"]
+    assert main([*command, "--context", "position,color"]) == 2
+    assert "add unary to it" in capsys.readouterr().err
+    assert main([*command, "--learn", "unary,kernel", "--context", "position, color"]) == 0
+    assert DenseCRF.load("model").context == ("position", "color")
+    assert "position 1 squared" in Path("model.report.html").read_text()
+    assert main(["evaluate", "model", "data", "--split", "train"]) == 0

@@ -23,6 +23,7 @@ from crfield import (
     Symmetric,
     modelfile,
 )
+from crfield.modelfile import VERSION
 from refusal import refusal
 from small_problem import FEATURES, IMAGE
 
@@ -192,7 +193,7 @@ def put(*keys, value):
 
 
 CRAFTED = {
-    "newer": (put("version", value=2), "upgrade crfield"),
+    "newer": (put("version", value=VERSION + 1), "upgrade crfield"),
     "much newer": (put("version", value=10**30), "upgrade crfield"),
     "endless version": (lambda c, t: '{"format": "crfield.DenseCRF", "version": 1e999}', "damaged"),
     "worded version": (put("version", value="two"), "damaged"),

@@ -33,6 +33,7 @@ from crfield._validate import (
     working_dtype,
 )
 from crfield.compatibility import Compatibility
+from crfield.context import CONTEXTS, as_contexts, context_features, context_names
 from crfield.features import Observation, observe
 from crfield.filters import make_filter
 from crfield.kernels import Kernel
@@ -88,6 +89,9 @@ class DenseCRF:
     terms : `Pairwise` terms; none makes the variables independent.
     recalibration : (L, L + 1) matrix R or None. Costs c are replaced by R [c, 1] before inference:
         a logistic unary (KK13 section 4.2) on a classifier's log-probabilities.
+    context : what else the recalibration sees, some of "presence" (of each label in the image),
+        "position" and "color": R is (L, L + F + 1) then and the costs become R [c, context, 1].
+        `with_context` makes a model that can learn it.
 
     Examples
     --------
@@ -99,6 +103,7 @@ class DenseCRF:
     n_labels: int
     terms: Sequence[Pairwise] = ()
     recalibration: Any = None
+    context: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         count = as_count(self.n_labels, "n_labels", maximum=MAX_LABELS)
@@ -118,14 +123,23 @@ class DenseCRF:
                 )
             term.compatibility.check_size(self.n_labels)
         object.__setattr__(self, "terms", terms)
+        contexts = as_contexts(self.context)
+        object.__setattr__(self, "context", contexts)
         if self.recalibration is not None:
             matrix = as_floats(self.recalibration, "recalibration", np.dtype(np.float64)).copy()
-            if matrix.shape != (count, count + 1):
+            wide = bool(contexts) and matrix.ndim == 2 and matrix.shape[1] > count + 1
+            if matrix.shape != (count, count + 1) and not (wide and len(matrix) == count):
+                more = f"more than {count + 1} columns" if contexts else f"{count + 1} columns"
                 raise InputError(
-                    f"recalibration must have shape ({count}, {count + 1}), got {matrix.shape}; "
+                    f"recalibration must have {count} rows and {more}, got shape {matrix.shape}; "
                     "give one row a label, with the constant last."
                 )
             object.__setattr__(self, "recalibration", matrix)
+        elif contexts:
+            raise InputError(
+                f"context is for the recalibration to look at, got {', '.join(contexts)} without "
+                "one; use model.with_context(...)."
+            )
 
     def infer(
         self,
@@ -185,7 +199,9 @@ class DenseCRF:
         check_inference_memory(
             working_dtype(values), self.n_labels, len(self.terms), observation
         )
-        costs = self.recalibrate(as_costs(values, layout))
+        costs = self.recalibrate(
+            self.unary_features(as_costs(values, layout), observation)
+        )
         start = None if init is None else as_start(init, costs, layout, observation)
 
         flat = observation.select(costs.reshape(-1, self.n_labels))
@@ -253,7 +269,9 @@ class DenseCRF:
         check_inference_memory(
             working_dtype(values), self.n_labels, len(self.terms), observation
         )
-        costs = self.recalibrate(as_costs(values, layout))
+        costs = self.recalibrate(
+            self.unary_features(as_costs(values, layout), observation)
+        )
         chosen = observation.select(x.reshape(-1)).astype(np.intp)
         flat = observation.select(costs.reshape(-1, self.n_labels))
         onehot = np.zeros(flat.shape, costs.dtype)
@@ -266,12 +284,47 @@ class DenseCRF:
             total += 0.5 * (float((mu * pairs).sum()) - float(own))
         return total
 
-    def recalibrate(self, costs: FloatArray) -> FloatArray:
-        """R [c, 1] for costs (*grid, L), or the costs themselves without a recalibration."""
-        if self.recalibration is None:
+    def unary_features(self, costs: FloatArray, observation: Observation) -> FloatArray:
+        """What the recalibration sees of costs (*grid, L): the costs, then the context."""
+        if not self.context:
             return costs
-        matrix = self.recalibration.astype(costs.dtype)
-        return np.ascontiguousarray(costs @ matrix[:, :-1].T + matrix[:, -1])
+        added = context_features(self.context, costs, observation)
+        features = np.concatenate([costs.reshape(len(added), -1), added], axis=1)
+        if features.shape[1] + 1 != self.recalibration.shape[1]:
+            raise InputError(
+                f"the recalibration has {self.recalibration.shape[1]} columns, but this image "
+                f"gives it {features.shape[1] + 1} numbers a variable; use images with the "
+                "dimensions and channels of those that the model was made for."
+            )
+        return features.reshape(*costs.shape[:-1], -1)
+
+    def recalibrate(self, features: FloatArray) -> FloatArray:
+        """R [h, 1] for `unary_features` h, or the costs themselves without a recalibration."""
+        if self.recalibration is None:
+            return features
+        matrix = self.recalibration.astype(features.dtype)
+        return np.ascontiguousarray(features @ matrix[:, :-1].T + matrix[:, -1])
+
+    def with_context(
+        self, context: Sequence[str] = CONTEXTS, grid_dim: int = 2, n_channels: int = 3
+    ) -> DenseCRF:
+        """The same model with a recalibration that can learn to use more than the costs.
+
+        Parameters
+        ----------
+        context : some of "presence", "position" and "color".
+        grid_dim, n_channels : of the images that it will see.
+        """
+        if self.context:
+            raise InputError(
+                f"the model looks at {', '.join(self.context)} already; "
+                "add context to one that does not."
+            )
+        n, contexts = self.n_labels, as_contexts(context)
+        added = len(context_names(contexts, [""] * n, grid_dim, n_channels))
+        matrix = np.eye(n, n + 1) if self.recalibration is None else self.recalibration
+        widened = np.insert(matrix, [n] * added, 0.0, axis=1)
+        return replace(self, recalibration=widened, context=contexts)
 
     def rescaled(self, factor: float, grid_dim: int = 2) -> DenseCRF:
         """The same model for images whose sides are `factor` times as many pixels: widths in space
@@ -286,13 +339,13 @@ class DenseCRF:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file; the file appears whole or not at all."""
         terms = [(t.kernel, t.compatibility, t.weight) for t in self.terms]
-        save_model(path, self.n_labels, terms, self.recalibration)
+        save_model(path, self.n_labels, terms, self.recalibration, self.context)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DenseCRF:
         """Read a model written by `save`; checks the file and executes nothing from it."""
-        n_labels, terms, recalibration = load_model(path)
-        return cls(n_labels, [Pairwise(*parts) for parts in terms], recalibration)
+        n_labels, terms, recalibration, context = load_model(path)
+        return cls(n_labels, [Pairwise(*parts) for parts in terms], recalibration, context)
 
     def build_terms(
         self, observation: Observation, dtype: np.dtype[Any], method: str, tol: float, threads: int

@@ -24,7 +24,7 @@ from crfield.compatibility import COMPATIBILITIES, Compatibility
 from crfield.kernels import KERNELS, Kernel
 
 FORMAT = "crfield.DenseCRF"
-VERSION = 1
+VERSION = 2  # 2 added "context"
 
 Tensors = dict[str, NDArray[np.float64]]
 TermParts = tuple[Kernel, Compatibility, float]
@@ -32,7 +32,7 @@ TermParts = tuple[Kernel, Compatibility, float]
 
 def save_model(
     path: str | os.PathLike[str], n_labels: int, terms: Iterable[TermParts],
-    recalibration: NDArray[np.float64] | None,
+    recalibration: NDArray[np.float64] | None, context: Iterable[str] = (),
 ) -> None:
     """Write a model; the file appears whole or not at all."""
     from safetensors.numpy import save
@@ -50,6 +50,7 @@ def save_model(
     if recalibration is not None:
         tensors["recalibration"] = recalibration
         model["recalibration"] = {"tensor": "recalibration"}
+        model["context"] = list(context)
     # One key, because safetensors writes several in no fixed order.
     document = {"model": model, "sha256": _digest(model, tensors)}
     data = save(tensors, {"crfield": json.dumps(document, sort_keys=True)})
@@ -57,8 +58,8 @@ def save_model(
         temporary.write_bytes(data)
 
 
-def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts], Any]:
-    """The number of labels, terms and recalibration of a model that `save_model` wrote."""
+def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts], Any, list[str]]:
+    """Number of labels, terms, recalibration and its context, as `save_model` wrote them."""
     from safetensors import SafetensorError, safe_open
 
     path = _as_path(path)
@@ -102,7 +103,8 @@ def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts], Any]
             for entry in model["terms"]
         ]
         matrix = model.get("recalibration")
-        return model["n_labels"], terms, None if matrix is None else tensors[matrix["tensor"]]
+        recalibration = None if matrix is None else tensors[matrix["tensor"]]
+        return model["n_labels"], terms, recalibration, model.get("context", [])
     except (KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, f"its description is incomplete ({error!r})") from None
 

@@ -64,6 +64,9 @@ def add_command(commands: Any) -> None:
     add("--learn", default="compat,kernel", metavar="GROUPS",
         help="what to learn; unary,compat,kernel also recalibrates the unaries, for which a few "
         "dozen images are too few (default: %(default)s)")
+    add("--context", default="", metavar="NAMES",
+        help="what else the recalibration may look at, of presence,position,color; needs unary "
+        "among what is learned (default: the unaries alone)")
     add("--loss", choices=tuple(LOSSES), default="iou", help="(default: %(default)s)")
     add("--optimizer", choices=OPTIMIZERS, default="cg", help="(default: %(default)s)")
     add("--max-iter", type=int, default=20, metavar="N",
@@ -113,6 +116,15 @@ def run_learn(arguments: argparse.Namespace) -> int:
                 dataset.n_labels, examples, loss, family=arguments.compatibility,
                 inference=inference, n_jobs=jobs,
             )
+            groups, contexts = _words(arguments.learn), _words(arguments.context)
+            if contexts:
+                if "unary" not in groups:
+                    raise InputError(
+                        f"--context is for the recalibration to look at, got --learn "
+                        f"{arguments.learn}; add unary to it."
+                    )
+                n_channels = np.size(examples[0].image) // np.size(examples[0].truth)
+                start = start.with_context(contexts, grid_dim, n_channels)
 
             def after_iteration(iteration: int, report: LearningReport) -> None:
                 nonlocal saved
@@ -122,10 +134,8 @@ def run_learn(arguments: argparse.Namespace) -> int:
                 progress.iteration_done(iteration, report)
 
             learned = learn(
-                start, examples, loss=loss,
-                groups=tuple(word.strip() for word in arguments.learn.split(",") if word.strip()),
-                optimizer=arguments.optimizer, max_iter=arguments.max_iter, tol=arguments.tol,
-                n_jobs=jobs,
+                start, examples, loss=loss, groups=groups, optimizer=arguments.optimizer,
+                max_iter=arguments.max_iter, tol=arguments.tol, n_jobs=jobs,
                 inference=inference, l2=_parse_l2(arguments.l2), seed=arguments.seed,
                 validation=None if validation is None else _Remembered(validation, shrink),
                 journal=journal, resume=arguments.resume, progress=after_iteration,
@@ -146,6 +156,11 @@ def run_learn(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         print(_outcome(arguments, learned.report, page))
     return 0
+
+
+def _words(argument: str) -> tuple[str, ...]:
+    """The words of a list with commas."""
+    return tuple(word.strip() for word in argument.split(",") if word.strip())
 
 
 def _rescaled(learned: Learned, factor: int, grid_dim: int) -> Learned:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from crfield import _svg
 from crfield._page import figure, heading, number, paragraph, row, table
 from crfield.compatibility import Diagonal, Potts
+from crfield.context import context_names
 from crfield.dense import DenseCRF, Pairwise
 from crfield.learning.widths import kernel_correlations, kernel_widths
 
@@ -38,7 +39,9 @@ def compare_terms(
     return "".join(parts)
 
 
-def compare_recalibrations(start: DenseCRF | None, model: DenseCRF, names: Sequence[str]) -> str:
+def compare_recalibrations(
+    start: DenseCRF | None, model: DenseCRF, names: Sequence[str], grid_dim: int
+) -> str:
     """The matrix that replaces a classifier's costs, if the model has one."""
     if model.recalibration is None:
         return ""
@@ -46,11 +49,19 @@ def compare_recalibrations(start: DenseCRF | None, model: DenseCRF, names: Seque
     return (
         heading("Recalibration of the unaries")
         + paragraph(
-            "The cost of a row's label is the sum of the columns' costs times these factors, plus "
-            "the constant."
+            "The cost of a row's label is the sum of the columns' costs, and context if there is "
+            "any, times these factors, plus the constant."
         )
-        + _heat_maps(before, model.recalibration, names, [*names, "constant"])
+        + _heat_maps(before, model.recalibration, names, _columns(model, names, grid_dim))
     )
+
+
+def _columns(model: DenseCRF, names: Sequence[str], grid_dim: int) -> list[str]:
+    """Names of the columns of a recalibration."""
+    added = model.recalibration.shape[1] - len(names) - 1
+    without_color = len(context_names(model.context, names, grid_dim, 0))
+    n_channels = (added - without_color) // 2
+    return [*names, *context_names(model.context, names, grid_dim, n_channels), "constant"]
 
 
 def parameter_table(start: DenseCRF | None, model: DenseCRF, grid_dim: int) -> str:
@@ -199,9 +210,11 @@ def _recalibration_parameters(model: DenseCRF) -> dict[str, str]:
     if model.recalibration is None:
         return {}
     n = model.n_labels
-    factors, constants = model.recalibration[:, :n], model.recalibration[:, n]
+    factors, constants = model.recalibration[:, :n], model.recalibration[:, -1]
+    context = model.recalibration[:, n:-1]
     values = _extremes("factor on a label's own cost", np.diag(factors))
     values |= _extremes("factor on another label's cost", factors[~np.eye(n, dtype=bool)])
+    values |= _extremes("factor on context", context)
     values |= _extremes("constant", constants)
     return {name: number(value) for name, value in values.items()}
 

@@ -156,7 +156,8 @@ def learn(
     ridge = {**default_l2(len(examples)), **(l2 or {})}
     objective = Objective(parameters, examples, chosen, inference, l2=ridge, n_jobs=n_jobs)
     settings = {
-        "groups": list(groups), "optimizer": optimizer, "loss": type(chosen).__name__,
+        "groups": list(groups), "context": list(model.context), "optimizer": optimizer,
+        "loss": type(chosen).__name__,
         "inference": dataclasses.asdict(inference), "n_examples": len(examples), "seed": seed,
         "batch_size": batch_size, "step_size": step_size, "l2": ridge, "project": project,
         "tol": enough,

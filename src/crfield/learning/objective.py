@@ -83,12 +83,12 @@ class Point:
 class Unrolled:
     """Inference on one image with what going back through it needs.
 
-    costs : (N, L) as the example gives them, before recalibration.
+    features : (N, F) that the recalibration sees, the example's costs first.
     trace : the states, the start included, if they were kept.
     """
 
     problem: Problem
-    costs: FloatArray
+    features: FloatArray
     marginals: FloatArray
     trace: list[State]
 
@@ -103,7 +103,8 @@ def unroll(
     check_example(model, example)
     raw = as_floats(example.unary, "unary")
     observation = observe(raw.shape[:-1], example.image)
-    costs = model.recalibrate(raw).reshape(-1, model.n_labels)
+    features = model.unary_features(raw, observation)
+    costs = model.recalibrate(features).reshape(-1, model.n_labels)
     centred = np.empty_like(costs)
     _native.center_rows(costs, centred, threads)
     terms = model.build_terms(observation, raw.dtype, inference.filter, 0.0, threads)
@@ -118,7 +119,7 @@ def unroll(
         problem, init=None, max_iter=n_iter, tol=-math.inf, guarded=False,
         trace=trace if keep_states else None,
     )
-    return Unrolled(problem, raw.reshape(costs.shape), outcome.marginals, trace)
+    return Unrolled(problem, features.reshape(len(costs), -1), outcome.marginals, trace)
 
 
 def check_example(model: DenseCRF, example: Example) -> None:
@@ -162,9 +163,9 @@ def _gradient(
         run.problem, run.trace, loss, truth, totals, widths=["kernel" in groups] * len(terms)
     )
     n_labels = found.unary.shape[1]
-    recalibration = np.zeros((n_labels, n_labels + 1))
+    recalibration = np.zeros((n_labels, run.features.shape[1] + 1))
     if "unary" in groups:
-        recalibration[:, :-1] = found.unary.T @ run.costs
+        recalibration[:, :-1] = found.unary.T @ run.features
         recalibration[:, -1] = found.unary.sum(0, dtype=np.float64)
     return ModelGradient(
         recalibration,

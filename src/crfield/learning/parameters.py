@@ -26,10 +26,13 @@ Vector = NDArray[np.float64]
 # What can be learned; "off_diagonal" regularises the part of a symmetric mu that "compat" holds.
 GROUPS = ("unary", "compat", "kernel", "weight")
 
-# Of an entry of the recalibration, of its constants, of logarithms, and of the entries of a
-# symmetric mu as shares of its largest.
-_TYPICAL_CHANGE = {"unary": 0.05, "constant": 0.3, "compat": 0.3, "entry": 0.3, "kernel": 0.3,
-                   "weight": 0.3}
+# Of an entry of the recalibration, of its constants, of its entries for the presence of labels and
+# for positions and colours, of logarithms, and of the entries of a symmetric mu as shares of its
+# largest.
+_TYPICAL_CHANGE = {
+    "unary": 0.05, "constant": 0.3, "presence": 0.1, "place": 0.5, "compat": 0.3, "entry": 0.3,
+    "kernel": 0.3, "weight": 0.3,
+}
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,7 @@ class Parameters:
             )
         n = model.n_labels
         if "unary" in self.groups and model.recalibration is None:
-            identity = np.concatenate([np.eye(n), np.zeros((n, 1))], axis=1)
-            model = dataclasses.replace(model, recalibration=identity)
+            model = dataclasses.replace(model, recalibration=np.eye(n, n + 1))
         self.model = model
         self.project = project
         self._pieces: list[tuple[str, int | None, str, Vector]] = []
@@ -112,7 +114,12 @@ class Parameters:
         group, number, _, values = piece
         scale = np.full(values.shape, _TYPICAL_CHANGE[group])
         if number is None:
-            scale.reshape(self.model.n_labels, -1)[:, -1] = _TYPICAL_CHANGE["constant"]
+            n = self.model.n_labels
+            columns = scale.reshape(n, -1)
+            columns[:, n:-1] = _TYPICAL_CHANGE["place"]
+            if "presence" in self.model.context:
+                columns[:, n : 2 * n] = _TYPICAL_CHANGE["presence"]
+            columns[:, -1] = _TYPICAL_CHANGE["constant"]
         elif group == "compat":
             compatibility = self.model.terms[number].compatibility
             if isinstance(compatibility, Symmetric):  # not logarithms: relative to the matrix
@@ -159,7 +166,7 @@ class Parameters:
                 widths = _decode_widths(values, getattr(kernel, name))
                 changed: Any = dataclasses.replace(kernel, **{name: widths})
                 terms[number] = dataclasses.replace(terms[number], kernel=changed)
-        return DenseCRF(self.model.n_labels, terms, recalibration)
+        return dataclasses.replace(self.model, terms=terms, recalibration=recalibration)
 
     def chain(self, vector: Vector, gradient: ModelGradient, grid_dim: int) -> Vector:
         """dL / d vector from the gradients by the model's raw quantities."""
@@ -214,8 +221,9 @@ class Parameters:
 def zero_gradient(model: DenseCRF, dims: Sequence[int]) -> ModelGradient:
     """The gradient of nothing, to start a sum with."""
     n = model.n_labels
+    shape = (n, n + 1) if model.recalibration is None else model.recalibration.shape
     return ModelGradient(
-        np.zeros((n, n + 1)), [np.zeros((n, n)) for _ in model.terms],
+        np.zeros(shape), [np.zeros((n, n)) for _ in model.terms],
         [np.zeros((d, d)) for d in dims],
     )
 

@@ -61,7 +61,7 @@ def write_report(
         _agreement("Training images", report.confusions, report.best_iteration, names),
         _agreement("Validation images", report.validation_confusions, report.best_iteration, names),
         compare_terms(report.start_model, model, names, dim),
-        compare_recalibrations(report.start_model, model, names),
+        compare_recalibrations(report.start_model, model, names, dim),
         parameter_table(report.start_model, model, dim),
         heading("Settings") + table((), [(_words(k), _in_words(v)) for k, v in facts.items()]),
     ])
