@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,20 +32,18 @@ class Row:
 
     name: str
     model: DenseCRF | None
-    seconds: float
     n_evaluations: int
     confusions: Confusions
 
     def cells(self) -> list[str]:
-        """Mean IoU, pixel accuracy, class accuracy and the time to learn, for a table."""
+        """Mean IoU, pixel and class accuracy and the number of evaluations, for a table."""
         total = self.confusions.sum(0)
         scores = (mean_iou(total), pixel_accuracy(total), class_accuracy(total))
-        cost = f"{self.seconds:.0f} s" if self.n_evaluations else "-"
         return [self.name, *(f"{100 * score:.2f}" for score in scores),
-                str(self.n_evaluations or "-"), cost]
+                str(self.n_evaluations or "-")]
 
 
-HEADER = ["", "mean IoU %", "pixels %", "classes %", "evaluations", "time to learn"]
+HEADER = ["", "mean IoU %", "pixels %", "classes %", "evaluations"]
 
 
 class Rows:
@@ -66,12 +63,9 @@ class Rows:
         stem = self.cache / "".join(c if c.isalnum() else "_" for c in name)
         model_file, facts_file = stem.with_suffix(".safetensors"), stem.with_suffix(".json")
         if not facts_file.exists():
-            begin = time.monotonic()
             model, report = make(stem.with_suffix(".journal"))
             model.save(model_file)
-            facts = {
-                "seconds": time.monotonic() - begin, "n_evaluations": report.n_evaluations
-            }
+            facts = {"n_evaluations": report.n_evaluations}
             facts_file.write_text(json.dumps(facts), encoding="utf-8")
         facts = json.loads(facts_file.read_text(encoding="utf-8"))
         return self._row(name, DenseCRF.load(model_file), facts)
@@ -97,10 +91,7 @@ class Rows:
                 range(len(self.test)), arguments, self._jobs,
             )
             np.save(scores_file, np.stack(found))
-        row = Row(
-            name, model, facts.get("seconds", 0.0), facts.get("n_evaluations", 0),
-            np.load(scores_file),
-        )
+        row = Row(name, model, facts.get("n_evaluations", 0), np.load(scores_file))
         print("  ".join(row.cells()), flush=True)
         return row
 

@@ -47,7 +47,7 @@ LOSSES: dict[str, type[Loss]] = {
 
 # The ridge that one image's worth of evidence outweighs, on changes measured in each parameter's
 # typical change; divided by the number of images. See experiments/results/msrc21_learning.md.
-RIDGE_FOR_ONE_IMAGE = 0.002
+RIDGE_FOR_ONE_IMAGE = 0.02
 
 
 @dataclass
