@@ -325,3 +325,13 @@ def test_a_recalibration_in_context_from_the_command_line(small_dataset, capsys)
     assert DenseCRF.load("model").context == ("position", "color")
     assert "position 1 squared" in Path("model.report.html").read_text()
     assert main(["evaluate", "model", "data", "--split", "train"]) == 0
+
+
+@pytest.mark.parametrize(("enough", "factor"), [(30_000, 1), (80, 2), (1, 16)])
+def test_large_images_are_shrunk_unless_told_otherwise(small_dataset, monkeypatch, enough, factor):
+    monkeypatch.setattr(learn_command, "_ENOUGH_PIXELS", enough)
+    command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "1", "--quiet"]
+    for words, expected in (([], factor), (["--shrink", "1"], 1)):
+        assert main([*command, *words]) == 0
+        page = Path("model.report.html").read_text()
+        assert re.search(rf"shrunk by</t.>\s*<td[^>]*>{expected}<", page)

@@ -34,6 +34,9 @@ from crfield.learning import (
 )
 from crfield.learning.learn import LOSSES
 
+# Images this large are learned from whole; so many are looked at to know how large they are.
+_ENOUGH_PIXELS, _SIZED_IMAGES = 30_000, 8
+
 LEARN_EPILOG = """\
 examples:
   crfield learn data/ --split train -o model.safetensors
@@ -80,9 +83,9 @@ def add_command(commands: Any) -> None:
         help="inference (default: %(default)s)")
     add("--l2", action="append", default=[], metavar="GROUP=X",
         help="ridge towards the start for unary, compat, off_diagonal or kernel")
-    add("--shrink", type=int, default=1, metavar="N",
+    add("--shrink", type=int, metavar="N",
         help="learn on images of 1/N of the size, in about 1/N^2 of the time; the model is for "
-        "the full size (default: %(default)s)")
+        "the full size (default: what brings the images to some 30,000 pixels)")
     add("--jobs", type=int, metavar="N",
         help="images at a time (default: one for every core, or 1 without joblib)")
     add("--seed", type=int, default=0, help="order of mini-batches (default: 0)")
@@ -106,7 +109,7 @@ def run_learn(arguments: argparse.Namespace) -> int:
     saved: int | None = None  # the iteration whose model this run has saved last
     try:
         with LearningProgress(arguments.max_iter, len(dataset), quiet=arguments.quiet) as progress:
-            shrink = as_count(arguments.shrink, "--shrink")
+            shrink = _shrink(arguments, dataset)
             examples = _Remembered(dataset, shrink, progress.visit)
             grid_dim = np.ndim(examples[0].truth)
             jobs = default_jobs() if arguments.jobs is None else arguments.jobs
@@ -156,6 +159,19 @@ def run_learn(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         print(_outcome(arguments, learned.report, page))
     return 0
+
+
+def _shrink(arguments: argparse.Namespace, dataset: FolderDataset) -> int:
+    """The factor that was asked for, or the one that brings a few of the images to a size at which
+    there is enough to learn from.
+    """
+    if arguments.shrink is None:
+        chosen = np.linspace(0, len(dataset) - 1, min(len(dataset), _SIZED_IMAGES)).astype(int)
+        shapes = [np.shape(dataset[int(index)].truth) for index in chosen]
+        n_pixels = float(np.mean([np.prod(shape) for shape in shapes]))
+        fitting = round((n_pixels / _ENOUGH_PIXELS) ** (1 / len(shapes[0])))
+        arguments.shrink = max(1, min(fitting, min(map(min, shapes))))
+    return as_count(arguments.shrink, "--shrink")
 
 
 def _words(argument: str) -> tuple[str, ...]:
