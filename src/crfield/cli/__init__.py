@@ -77,8 +77,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _share_one_heap() -> None:
-    """Halve the memory that several images at a time take up; a library may not decide that for
-    its program, a program may.
+    """Keep less memory idle with several images at a time; a library may not decide that for its
+    program, a program may.
     """
     from crfield import _native
 

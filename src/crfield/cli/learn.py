@@ -19,6 +19,7 @@ from crfield._validate import InputError, as_count
 from crfield.cli.data import add_dataset, open_dataset
 from crfield.cli.progress import LearningProgress
 from crfield.datasets import FolderDataset, Shrunk
+from crfield.datasets.shrunk import fitting_factor
 from crfield.dense import DenseCRF
 from crfield.learning import (
     FAMILIES,
@@ -168,9 +169,7 @@ def _shrink(arguments: argparse.Namespace, dataset: FolderDataset) -> int:
     if arguments.shrink is None:
         chosen = np.linspace(0, len(dataset) - 1, min(len(dataset), _SIZED_IMAGES)).astype(int)
         shapes = [np.shape(dataset[int(index)].truth) for index in chosen]
-        n_pixels = float(np.mean([np.prod(shape) for shape in shapes]))
-        fitting = round((n_pixels / _ENOUGH_PIXELS) ** (1 / len(shapes[0])))
-        arguments.shrink = max(1, min(fitting, min(map(min, shapes))))
+        arguments.shrink = fitting_factor(shapes, _ENOUGH_PIXELS)
     return as_count(arguments.shrink, "--shrink")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,13 @@ class ShrunkExample:
     image: NDArray[Any]
     unary: NDArray[Any]
     truth: NDArray[np.integer[Any]]
+
+
+def fitting_factor(shapes: Sequence[tuple[int, ...]], n_pixels: int) -> int:
+    """The factor that brings grids of these shapes to about so many pixels each."""
+    root = 1 / len(shapes[0])
+    side = float(np.mean([float(math.prod(shape)) ** root for shape in shapes]))
+    return min(max(1, round(side / float(n_pixels) ** root)), min(map(min, shapes)))
 
 
 class Shrunk(Sequence[ShrunkExample]):

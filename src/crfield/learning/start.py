@@ -9,7 +9,7 @@ import numpy as np
 
 from crfield._validate import InputError, as_choice
 from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric
-from crfield.datasets.shrunk import Shrunk
+from crfield.datasets.shrunk import Shrunk, fitting_factor
 from crfield.dense import DenseCRF, Pairwise
 from crfield.features import observe
 from crfield.kernels import Bilateral, Kernel, Spatial
@@ -45,8 +45,7 @@ def starting_model(
     grid_dim = np.ndim(sample[0].truth)
     side = float(np.mean([np.size(e.truth) ** (1 / grid_dim) for e in sample]))
     spread = float(np.mean([_color_spread(e) for e in sample]))
-    shortest = min(min(np.shape(e.truth)) for e in sample)
-    factor = min(max(1, round(side / _MOST_PIXELS ** (1 / grid_dim))), shortest)
+    factor = fitting_factor([np.shape(e.truth) for e in sample], _MOST_PIXELS)
     shrunk = Shrunk(sample, factor)
     small = [shrunk[index] for index in range(len(shrunk))]
     arguments = (loss, settings, None, (), threads_per_job(n_jobs))
