@@ -26,7 +26,8 @@ def fitting_factor(shapes: Sequence[tuple[int, ...]], n_pixels: int) -> int:
     """The factor that brings grids of these shapes to about so many pixels each."""
     root = 1 / len(shapes[0])
     side = float(np.mean([float(math.prod(shape)) ** root for shape in shapes]))
-    return min(max(1, round(side / float(n_pixels) ** root)), min(map(min, shapes)))
+    wanted = max(1, round(side / math.pow(n_pixels, root)))
+    return min(wanted, min(min(shape) for shape in shapes))
 
 
 class Shrunk(Sequence[ShrunkExample]):
