@@ -63,7 +63,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
 
   nb::class_<Lattice<T>>(m, name("Lattice").c_str())
       .def("__init__",
-           [](Lattice<T>* self, Matrix<T> features, int threads) {
+           [](Lattice<T>* self, Matrix<T> features, bool one_order, int threads) {
              require_threads(threads);
              require(features.shape(1) >= 1 && features.shape(1) <= max_lattice_dim,
                      "the lattice takes 1 to 16 feature dimensions");
@@ -71,9 +71,9 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
              const std::size_t n = features.shape(0);
              const int dim = static_cast<int>(features.shape(1));
              nb::gil_scoped_release release;
-             new (self) Lattice<T>(data, n, dim, threads);
+             new (self) Lattice<T>(data, n, dim, one_order, threads);
            },
-           "features"_a.noconvert(), "threads"_a)
+           "features"_a.noconvert(), "one_order"_a, "threads"_a)
       .def("apply", &apply<T, Lattice<T>>, "x"_a.noconvert(), "pre"_a.noconvert().none(), "post"_a.noconvert().none(), "out"_a.noconvert(),
            "threads"_a)
       .def("diagonal",

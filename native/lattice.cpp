@@ -44,9 +44,9 @@ void Lattice<T>::splat_and_blur(const T* x, const T* scale, int n_columns, int t
       kernel.add(splatted.data() + size * part, begin, end, splatted.data());
   });
   blur(splatted.data(), false, n_columns, threads, spare.data(), out);
-  blur(splatted.data(), true, n_columns, threads, spare.data(), backward.data());
+  if (!one_order_) blur(splatted.data(), true, n_columns, threads, spare.data(), backward.data());
   parallel_ranges(size, threads, 1 << 14, [&](int, std::size_t begin, std::size_t end) {
-    kernel.add(backward.data(), begin, end, out);
+    kernel.add(one_order_ ? out : backward.data(), begin, end, out);
   });
 }
 

@@ -28,8 +28,9 @@ inline double axis_scale(int j, int dim) {
 template <class T> class Lattice {
  public:
   // features: (n_points, dim), scaled so that the kernel is exp(-|f - g|^2 / 2). The caller has made
-  // sure that they are finite and at most 2^40 in magnitude.
-  Lattice(const T* features, std::size_t n_points, int dim, int threads);
+  // sure that they are finite and at most 2^40 in magnitude. With `one_order` K is the customary
+  // S B_d ... B_0 S', which is not symmetric, for comparison with other software.
+  Lattice(const T* features, std::size_t n_points, int dim, bool one_order, int threads);
 
   // out = diag(post) K diag(pre) x for x (n_points, n_columns); null scales are ones.
   void apply(const T* x, const T* pre, const T* post, int n_columns, int threads, T* out);
@@ -50,7 +51,7 @@ template <class T> class Lattice {
 
  private:
   template <std::size_t Words> void build(const T* features, const KeyLayout& layout, int threads);
-  // The sum of both blur orders of the splatted x, (n_vertices + 1) padded rows; half of it is K.
+  // The sum of both blur orders of the splatted x (twice the one), (n_vertices + 1) padded rows.
   void splat_and_blur(const T* x, const T* scale, int n_columns, int threads, T* out);
   void blur(const T* in, bool reversed, int n_columns, int threads, T* spare, T* out) const;
   std::int32_t walk(std::int32_t start, std::uint32_t axes, bool forward) const;
@@ -62,6 +63,7 @@ template <class T> class Lattice {
 
   std::size_t n_points_, n_vertices_ = 0;
   int dim_;
+  bool one_order_;
   std::vector<std::int32_t> vertex_;   // (n_points, dim + 1), rows of the value table, 0 = none
   std::vector<T> weight_;              // (n_points, dim + 1)
   std::vector<std::uint8_t> rank_;     // (n_points, dim + 1), order of the residuals in the simplex

@@ -133,8 +133,8 @@ KeyLayout lay_out_keys(const std::vector<Range>& features, int dim) {
 }  // namespace
 
 template <class T>
-Lattice<T>::Lattice(const T* features, std::size_t n_points, int dim, int threads)
-    : n_points_(n_points), dim_(dim), vertex_(n_points * (dim + 1)), weight_(n_points * (dim + 1)),
+Lattice<T>::Lattice(const T* features, std::size_t n_points, int dim, bool one_order, int threads)
+    : n_points_(n_points), dim_(dim), one_order_(one_order), vertex_(n_points * (dim + 1)), weight_(n_points * (dim + 1)),
       rank_(n_points * (dim + 1)) {
   std::vector<Range> range(dim, n_points ? Range{} : Range{0, 0});
   for (std::size_t i = 0; i < n_points; ++i)
@@ -234,7 +234,7 @@ void Lattice<T>::build(const T* features, const KeyLayout& layout, int threads) 
   }
 }
 
-template Lattice<float>::Lattice(const float*, std::size_t, int, int);
-template Lattice<double>::Lattice(const double*, std::size_t, int, int);
+template Lattice<float>::Lattice(const float*, std::size_t, int, bool, int);
+template Lattice<double>::Lattice(const double*, std::size_t, int, bool, int);
 
 }  // namespace crfield

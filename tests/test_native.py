@@ -114,7 +114,7 @@ def test_message_matches_the_matrix_product(kind, n_labels, dtype):
 
 def test_arguments_are_checked_by_the_bindings():
     x = np.zeros((4, 2), np.float32)
-    lattice = _native.Lattice32(x, 1)
+    lattice = _native.Lattice32(x, False, 1)
     with pytest.raises(ValueError, match="rows"):
         lattice.apply(np.zeros((5, 2), np.float32), None, None, np.zeros((5, 2), np.float32), 1)
     with pytest.raises(ValueError, match="shape"):

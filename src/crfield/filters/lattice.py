@@ -19,10 +19,13 @@ class LatticeFilter(NormalizedFilter):
     """K x = S 1/2 (B_0 ... B_D + B_D ... B_0) S' x over the occupied vertices.
 
     features : (N, D), scaled by the kernel's widths, 1 <= D <= 16.
+    one_order : K = S B_D ... B_0 S', the customary filter, which is not symmetric; only for
+        comparison with other software.
     """
 
     def __init__(
-        self, features: FloatArray, *, normalization: str = "symmetric", threads: int | None = None
+        self, features: FloatArray, *, normalization: str = "symmetric",
+        threads: int | None = None, one_order: bool = False,
     ) -> None:
         n, dim = features.shape
         if not 1 <= dim <= MAX_DIM:
@@ -31,7 +34,7 @@ class LatticeFilter(NormalizedFilter):
                 'use filter="exact".'
             )
         build = _native.Lattice64 if features.dtype == np.float64 else _native.Lattice32
-        native = build(features, thread_count(threads))
+        native = build(features, one_order, thread_count(threads))
         self._dim = dim
         self.n_vertices = native.n_vertices
         # Splat, blur and slice spread mass 1 over vertices of volume (2/3)^(-D/2) / sqrt(D + 1);
