@@ -71,7 +71,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
              const std::size_t n = features.shape(0);
              const int dim = static_cast<int>(features.shape(1));
              nb::gil_scoped_release release;
-             new (self) Lattice<T>(data, n, dim, one_order, threads);
+             new (self) Lattice<T>(DenseFeatures<T>{data, n, dim}, one_order, threads);
            },
            "features"_a.noconvert(), "one_order"_a, "threads"_a)
       .def("apply", &apply<T, Lattice<T>>, "x"_a.noconvert(), "pre"_a.noconvert().none(), "post"_a.noconvert().none(), "out"_a.noconvert(),

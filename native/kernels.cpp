@@ -17,7 +17,7 @@ namespace {
 
 template <class T> constexpr Kernels<T> table() {
   return {splat<T>,      slice<T>,   correlate<T>, blur<T>, add<T>, exact_tile<T>,
-          message<T>,    center<T>,  dot<T>,       step<T>, embed};
+          message<T>,    center<T>,  dot<T>,       step<T>, embed<T>};
 }
 
 }  // namespace

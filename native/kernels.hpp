@@ -19,6 +19,9 @@ template <class T> constexpr int padded_columns(int n_columns) {
   return (n_columns + width - 1) / width * width;
 }
 
+constexpr std::size_t tile_size = 64;
+constexpr int embed_block = 32;
+
 enum class Shape : int { gaussian = 0, tent = 1, sinc = 2 };
 
 // Points of a lattice: point i lies in the simplex with vertices `vertex[i * corners ...]` (row
@@ -66,6 +69,19 @@ template <class T> struct StepInput {
   int n_columns;
 };
 
+// embed_block points on their way into a lattice; all arrays have embed_block columns.
+template <class T> struct Embedding {
+  const T* features;                // (dim, ...)
+  const T* axis_scale;              // (dim,)
+  const int *word, *shift;          // (dim,), the layout of keys
+  const std::int64_t* offset;       // (dim,)
+  int dim;
+  T* weight;                        // (dim + 1, ...), barycentric, by corner
+  std::uint64_t* rank;              // (n_codes, ...), of each residual, a byte each, the largest 0
+  std::uint64_t* key;               // (n_words, ...), of the remainder-0 vertex
+  int n_codes, n_words;
+};
+
 template <class T> struct Kernels {
   // out[vertex] += weight * (scale_i x_i), rows of out padded; the zero row 0 is left alone.
   void (*splat)(const Simplices<T>&, const T* x, const T* scale, std::size_t begin, std::size_t end,
@@ -96,13 +112,8 @@ template <class T> struct Kernels {
   double (*dot)(const T* a, const T* b, std::size_t begin, std::size_t end);
   // One update of rows [begin, end); scratch holds 5 padded rows.
   StepSums (*step)(const StepInput<T>&, std::size_t begin, std::size_t end, T* scratch, T* q);
-  // Coordinates of embed_block points on the permutohedral lattice (Adams et al. 2010); all arrays
-  // are (dim + 1, embed_block): the elevated position, its nearest remainder-0 point and the rank of
-  // each coordinate's residual. `features` is (dim, embed_block), already scaled and centred.
-  void (*embed)(const double* features, int dim, double* elevated, double* remainder, double* rank);
+  // Finds the simplices of embed_block points on the permutohedral lattice (Adams et al. 2010).
+  void (*embed)(const Embedding<T>&);
 };
-
-constexpr std::size_t tile_size = 64;
-constexpr int embed_block = 32;
 
 }  // namespace crfield

@@ -158,40 +158,63 @@ template <class T> void add(const T* part, std::size_t begin, std::size_t end, T
   for (std::size_t k = begin; k < end; ++k) total[k] += part[k];
 }
 
-void embed(const double* features, int dim, double* elevated, double* remainder, double* rank) {
+template <class T> void embed(const Embedding<T>& in) {
   constexpr int B = embed_block;
-  double partial[B] = {}, sum[B] = {};
+  const int dim = in.dim, corners = dim + 1;
+  T elevated[17 * B], residual[17 * B], ordered[17 * B], partial[B] = {}, sum[B] = {};
+  typename IntegerOf<T>::type rank[17 * B];
   for (int j = dim; j > 0; --j)
     for (int t = 0; t < B; ++t) {
-      const double f = features[(j - 1) * B + t];
+      const T f = in.features[(j - 1) * B + t] * in.axis_scale[j - 1];
       elevated[j * B + t] = partial[t] - j * f;
       partial[t] += f;
     }
   for (int t = 0; t < B; ++t) elevated[t] = partial[t];
-  const double n_corners = dim + 1, inverse = 1.0 / n_corners;
-  constexpr double rounder = 6755399441055744.0;  // adding and subtracting 1.5 * 2^52 rounds
-  for (int j = 0; j <= dim; ++j)
+  const T n_corners = static_cast<T>(corners), inverse = T(1) / n_corners;
+  // Adding and subtracting 1.5 * 2^(mantissa bits) rounds to the nearest whole number.
+  constexpr T rounder = sizeof(T) == 4 ? T(12582912.0) : T(6755399441055744.0);
+  for (int j = 0; j < corners; ++j)
     for (int t = 0; t < B; ++t) {
-      const double nearest = (elevated[j * B + t] * inverse + rounder) - rounder;
+      const T nearest = (elevated[j * B + t] * inverse + rounder) - rounder;
       sum[t] += nearest;
-      remainder[j * B + t] = nearest * n_corners;
+      residual[j * B + t] = elevated[j * B + t] - nearest * n_corners;
       rank[j * B + t] = 0;
     }
-  for (int a = 0; a <= dim; ++a)
-    for (int b = a + 1; b <= dim; ++b)
+  for (int a = 0; a < corners; ++a)
+    for (int b = a + 1; b < corners; ++b)
       for (int t = 0; t < B; ++t) {
-        const double smaller_first = elevated[a * B + t] - remainder[a * B + t] <
-                                             elevated[b * B + t] - remainder[b * B + t]
-                                         ? 1.0 : 0.0;
+        const bool smaller_first = residual[a * B + t] < residual[b * B + t];
         rank[a * B + t] += smaller_first;
-        rank[b * B + t] += 1.0 - smaller_first;
+        rank[b * B + t] += !smaller_first;
       }
+  for (int w = 0; w < in.n_words; ++w)
+    for (int t = 0; t < B; ++t) in.key[w * B + t] = 0;
+  for (int k = 0; k < in.n_codes; ++k)
+    for (int t = 0; t < B; ++t) in.rank[k * B + t] = 0;
   // Points whose rounded coordinates do not sum to zero move to the neighbouring remainder-0 point.
-  for (int j = 0; j <= dim; ++j)
+  for (int r = 0; r < corners; ++r)
+    for (int t = 0; t < B; ++t) ordered[r * B + t] = 0;
+  for (int j = 0; j < corners; ++j) {
     for (int t = 0; t < B; ++t) {
-      const double shifted = rank[j * B + t] + sum[t];
-      const double wrap = shifted < 0 ? n_corners : shifted > dim ? -n_corners : 0.0;
+      const auto shifted = rank[j * B + t] + static_cast<typename IntegerOf<T>::type>(sum[t]);
+      const int wrap = shifted < 0 ? corners : shifted > dim ? -corners : 0;
       rank[j * B + t] = shifted + wrap;
-      remainder[j * B + t] += wrap;
+      residual[j * B + t] -= static_cast<T>(wrap);
+      in.rank[j / 8 * B + t] += static_cast<std::uint64_t>(shifted + wrap) << (8 * (j % 8));
     }
+    if (j < dim)
+      for (int t = 0; t < B; ++t) {
+        const T whole = elevated[j * B + t] - residual[j * B + t];
+        const auto nearest = static_cast<typename IntegerOf<T>::type>((whole + rounder) - rounder);
+        in.key[in.word[j] * B + t] +=
+            static_cast<std::uint64_t>(static_cast<std::int64_t>(nearest) + in.offset[j]) << in.shift[j];
+      }
+    for (int r = 0; r < corners; ++r)
+      for (int t = 0; t < B; ++t)
+        ordered[r * B + t] += rank[j * B + t] == r ? residual[j * B + t] * inverse : T(0);
+  }
+  for (int t = 0; t < B; ++t) in.weight[t] = T(1) + ordered[dim * B + t] - ordered[t];
+  for (int c = 1; c < corners; ++c)
+    for (int t = 0; t < B; ++t)
+      in.weight[c * B + t] = ordered[(dim - c) * B + t] - ordered[(corners - c) * B + t];
 }

@@ -27,7 +27,7 @@ void Lattice<T>::blur(const T* in, bool reversed, int n_columns, int threads, T*
 template <class T>
 void Lattice<T>::splat_and_blur(const T* x, const T* scale, int n_columns, int threads, T* out) {
   const auto& kernel = kernels<T>();
-  const Simplices<T> points{vertex_.data(), weight_.data(), dim_ + 1};
+  const Simplices<T> points{vertex_.get(), weight_.get(), dim_ + 1};
   const std::size_t size = (n_vertices_ + 1) * padded_columns<T>(n_columns);
   // Each thread splats into a table of its own; with many vertices that costs more than it saves.
   const int tables = static_cast<int>(std::min<std::size_t>(
@@ -56,7 +56,7 @@ void Lattice<T>::apply(const T* x, const T* pre, const T* post, int n_columns, i
   typename BufferPool<T>::Loan blurred(buffers_,
                                        (n_vertices_ + 1) * padded_columns<T>(n_columns));
   splat_and_blur(x, pre, n_columns, threads, blurred.data());
-  const Simplices<T> points{vertex_.data(), weight_.data(), dim_ + 1};
+  const Simplices<T> points{vertex_.get(), weight_.get(), dim_ + 1};
   parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
     kernels<T>().slice(points, blurred.data(), T(0.5), post, begin, end, n_columns, out);
   });
@@ -69,8 +69,8 @@ void Lattice<T>::chain_to_features(std::size_t i, const double* by_weight, T* by
   const int corners = dim_ + 1;
   double by_elevated[max_lattice_dim + 1];
   for (int j = 0; j < corners; ++j) {
-    const int rank = rank_[i * corners + j];
-    by_elevated[j] = (by_weight[dim_ - rank] - by_weight[(corners - rank) % corners]) / corners;
+    const int r = rank(i, j);
+    by_elevated[j] = (by_weight[dim_ - r] - by_weight[(corners - r) % corners]) / corners;
   }
   double partial = 0;
   for (int d = 0; d < dim_; ++d) {
@@ -90,7 +90,7 @@ void Lattice<T>::feature_gradient(const T* u, const T* u_scale, const T* v, cons
       by_weight(buffers_, n_points_ * corners);
   splat_and_blur(u, u_scale, n_columns, threads, from_u.data());
   splat_and_blur(v, v_scale, n_columns, threads, from_v.data());
-  const Simplices<T> points{vertex_.data(), weight_.data(), dim_ + 1};
+  const Simplices<T> points{vertex_.get(), weight_.get(), dim_ + 1};
   parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
     std::fill(by_weight.data() + begin * corners, by_weight.data() + end * corners, T(0));
     kernel.correlate(points, {u, u_scale, from_v.data()}, {v, v_scale, from_u.data()}, T(0.5), begin,

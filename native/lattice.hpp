@@ -10,14 +10,15 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "buffers.hpp"
+#include "feature_source.hpp"
 #include "kernels.hpp"
 
 namespace crfield {
 
-constexpr int max_lattice_dim = 16;
 struct KeyLayout;
 
 // The standard deviation of splat, blur and slice together is 1 after this scaling of coordinate j.
@@ -27,10 +28,10 @@ inline double axis_scale(int j, int dim) {
 
 template <class T> class Lattice {
  public:
-  // features: (n_points, dim), scaled so that the kernel is exp(-|f - g|^2 / 2). The caller has made
-  // sure that they are finite and at most 2^40 in magnitude. With `one_order` K is the customary
-  // S B_d ... B_0 S', which is not symmetric, for comparison with other software.
-  Lattice(const T* features, std::size_t n_points, int dim, bool one_order, int threads);
+  // features: DenseFeatures or GridFeatures, scaled so that the kernel is exp(-|f - g|^2 / 2). The
+  // caller has made sure that they are finite and at most 2^46 in magnitude. With `one_order` K is the
+  // customary S B_d ... B_0 S', which is not symmetric, for comparison with other software.
+  template <class Features> Lattice(const Features& features, bool one_order, int threads);
 
   // out = diag(post) K diag(pre) x for x (n_points, n_columns); null scales are ones.
   void apply(const T* x, const T* pre, const T* post, int n_columns, int threads, T* out);
@@ -50,7 +51,8 @@ template <class T> class Lattice {
   int dim() const { return dim_; }
 
  private:
-  template <std::size_t Words> void build(const T* features, const KeyLayout& layout, int threads);
+  template <std::size_t Words, std::size_t Codes, class Work, class Features>
+  void build(const Features& features, const KeyLayout& layout, int threads);
   // The sum of both blur orders of the splatted x (twice the one), (n_vertices + 1) padded rows.
   void splat_and_blur(const T* x, const T* scale, int n_columns, int threads, T* out);
   void blur(const T* in, bool reversed, int n_columns, int threads, T* spare, T* out) const;
@@ -58,15 +60,19 @@ template <class T> class Lattice {
   void simplex_gram(const std::int32_t* vertex, double* gram) const;
   // Calls body(i, gram) for every point with the blur between its simplex's vertices.
   template <class Body> void for_each_gram(int threads, Body&& body) const;
+  std::size_t codes() const { return (dim_ + 8) / 8; }
+  int rank(std::size_t i, int j) const {
+    return static_cast<int>((rank_[i * codes() + j / 8] >> (8 * (j % 8))) & 255);
+  }
   // From derivatives by the weights of point i's corners to derivatives by its features.
   void chain_to_features(std::size_t i, const double* by_weight, T* by_feature) const;
 
   std::size_t n_points_, n_vertices_ = 0;
   int dim_;
   bool one_order_;
-  std::vector<std::int32_t> vertex_;   // (n_points, dim + 1), rows of the value table, 0 = none
-  std::vector<T> weight_;              // (n_points, dim + 1)
-  std::vector<std::uint8_t> rank_;     // (n_points, dim + 1), order of the residuals in the simplex
+  std::unique_ptr<std::int32_t[]> vertex_;  // (n_points, dim + 1), rows of the value table
+  std::unique_ptr<T[]> weight_;             // (n_points, dim + 1)
+  std::unique_ptr<std::uint64_t[]> rank_;   // (n_points, codes()), rank of each residual, a byte each
   std::vector<std::int32_t> neighbour_;  // (dim + 1, n_vertices + 1, 2)
   BufferPool<T> buffers_;
 };
