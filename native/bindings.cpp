@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
@@ -17,8 +18,10 @@
 
 #include "cpu.hpp"
 #include "exact.hpp"
+#include "grid.hpp"
 #include "lattice.hpp"
 #include "meanfield.hpp"
+#include "plan.hpp"
 
 namespace nb = nanobind;
 using namespace crfield;
@@ -57,27 +60,22 @@ void apply(Operator& self, Matrix<T> x, Scale<T> pre, Scale<T> post, OutMatrix<T
   self.apply(from, before, after, n_columns, threads, to);
 }
 
-template <class T> void bind_type(nb::module_& m, const char* suffix) {
-  using nb::literals::operator""_a;
-  const auto name = [&](const char* stem) { return std::string(stem) + suffix; };
+// A plan and the Python objects whose memory it reads.
+template <class T> struct BoundPlan {
+  std::vector<nb::object> kept;
+  std::size_t n_points, n_labels;
+  bool needs_old;
+  Plan<T> plan;
+};
 
-  nb::class_<Lattice<T>>(m, name("Lattice").c_str())
-      .def("__init__",
-           [](Lattice<T>* self, Matrix<T> features, bool one_order, int threads) {
-             require_threads(threads);
-             require(features.shape(1) >= 1 && features.shape(1) <= max_lattice_dim,
-                     "the lattice takes 1 to 16 feature dimensions");
-             const T* data = features.data();
-             const std::size_t n = features.shape(0);
-             const int dim = static_cast<int>(features.shape(1));
-             nb::gil_scoped_release release;
-             new (self) Lattice<T>(DenseFeatures<T>{data, n, dim}, one_order, threads);
-           },
-           "features"_a.noconvert(), "one_order"_a, "threads"_a)
-      .def("apply", &apply<T, Lattice<T>>, "x"_a.noconvert(), "pre"_a.noconvert().none(), "post"_a.noconvert().none(), "out"_a.noconvert(),
-           "threads"_a)
+// The methods that lattices and grids share.
+template <class T, class Operator, class Class> void bind_operator(Class& bound) {
+  using nb::literals::operator""_a;
+  bound
+      .def("apply", &apply<T, Operator>, "x"_a.noconvert(), "pre"_a.noconvert().none(),
+           "post"_a.noconvert().none(), "out"_a.noconvert(), "threads"_a)
       .def("diagonal",
-           [](const Lattice<T>& self, OutVector<T> out, int threads) {
+           [](const Operator& self, OutVector<T> out, int threads) {
              require_threads(threads);
              require(out.shape(0) == self.n_points(), "out has the wrong length");
              T* data = out.data();
@@ -86,7 +84,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
            },
            "out"_a.noconvert(), "threads"_a)
       .def("feature_gradient",
-           [](Lattice<T>& self, Matrix<T> u, Scale<T> u_scale, Matrix<T> v, Scale<T> v_scale,
+           [](Operator& self, Matrix<T> u, Scale<T> u_scale, Matrix<T> v, Scale<T> v_scale,
               OutMatrix<T> out, std::optional<OutMatrix<T>> filtered_u, int threads) {
              require_threads(threads);
              const std::size_t n = self.n_points();
@@ -107,7 +105,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
            "v_scale"_a.noconvert().none(), "out"_a.noconvert(), "filtered_u"_a.noconvert().none(),
            "threads"_a)
       .def("diagonal_gradient",
-           [](const Lattice<T>& self, Vector<T> s, OutMatrix<T> out, int threads) {
+           [](const Operator& self, Vector<T> s, OutMatrix<T> out, int threads) {
              require_threads(threads);
              require(s.shape(0) == self.n_points(), "s has the wrong length");
              require(out.shape(0) == self.n_points() &&
@@ -116,8 +114,129 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
              nb::gil_scoped_release release;
              self.diagonal_gradient(s.data(), threads, out.data());
            },
-           "s"_a.noconvert(), "out"_a.noconvert(), "threads"_a)
+           "s"_a.noconvert(), "out"_a.noconvert(), "threads"_a);
+}
+
+// Grid features of a lattice: coordinates along each axis, and an array of colours (n_points, C).
+template <class T>
+GridFeatures<T> grid_features(const std::vector<std::vector<double>>& axes, nb::ndarray<> colours,
+                              const std::vector<double>& factors) {
+  require(!axes.empty(), "there must be an axis");
+  require(axes.size() + factors.size() <= max_lattice_dim,
+          "the lattice takes 1 to 16 feature dimensions");
+  std::size_t n = 1;
+  for (const auto& axis : axes) n *= axis.size();
+  typename GridFeatures<T>::Colours values = static_cast<const double*>(nullptr);
+  if (!factors.empty()) {
+    require(colours.ndim() == 2 && colours.shape(0) == n && colours.shape(1) == factors.size(),
+            "colours has the wrong shape");
+    require(colours.stride(1) == 1 && colours.stride(0) == static_cast<std::int64_t>(factors.size()),
+            "colours must be contiguous");
+    if (colours.dtype() == nb::dtype<std::uint8_t>())
+      values = static_cast<const std::uint8_t*>(colours.data());
+    else if (colours.dtype() == nb::dtype<float>()) values = static_cast<const float*>(colours.data());
+    else if (colours.dtype() == nb::dtype<double>()) values = static_cast<const double*>(colours.data());
+    else throw std::invalid_argument("colours must be uint8, float32 or float64");
+  }
+  return GridFeatures<T>(axes, values, factors);
+}
+
+template <class T> void bind_plan(nb::module_& m, const char* name) {
+  using nb::literals::operator""_a;
+  using Term = std::tuple<nb::object, Scale<T>, Scale<T>, Scale<T>, Vector<T>>;
+  nb::class_<BoundPlan<T>>(m, name)
+      .def("__init__",
+           [](BoundPlan<T>* self, Matrix<T> unary, const std::vector<Term>& terms, int update,
+              int threads) {
+             require_threads(threads);
+             require(update >= 0 && update <= 2, "unknown update");
+             const std::size_t n = unary.shape(0), n_labels = unary.shape(1);
+             require(n_labels > 0, "unary has no columns");
+             std::vector<nb::object> kept{nb::cast(unary)};
+             std::vector<PlanTerm<T>> given;
+             for (const auto& [kernel, before, after, diagonal, mu] : terms) {
+               auto* native = nb::cast<TableOperator<T>*>(kernel);
+               require(native->n_points() == n, "a kernel has the wrong number of points");
+               const bool is_matrix = mu.shape(0) == n_labels * n_labels && n_labels > 1;
+               require(is_matrix || mu.shape(0) == n_labels, "mu has the wrong length");
+               require(!is_matrix || update == 0, "a matrix goes with the softmax update only");
+               require((update == 0) == !diagonal, "diagonals go with updates that need them");
+               given.push_back({native, data_or_null<T>(before, n), data_or_null<T>(after, n),
+                                data_or_null<T>(diagonal, n),
+                                std::vector<T>(mu.data(), mu.data() + mu.shape(0)), is_matrix});
+               kept.push_back(kernel);
+               for (const auto& scale : {before, after, diagonal})
+                 if (scale) kept.push_back(nb::cast(*scale));
+             }
+             new (self) BoundPlan<T>{std::move(kept), n, n_labels,
+                                     static_cast<Update>(update) == Update::without_self,
+                                     Plan<T>(unary.data(), n, static_cast<int>(n_labels),
+                                             std::move(given), static_cast<Update>(update), threads)};
+           },
+           "unary"_a.noconvert(), "terms"_a, "update"_a, "threads"_a)
+      .def("step",
+           [](BoundPlan<T>& self, int from, int to, std::optional<Matrix<T>> old,
+              std::optional<OutMatrix<T>> q) {
+             require(from >= -1 && from < 1024 && to >= 0 && to < 1024 && from != to,
+                     "unknown state");
+             const auto fits = [&](const auto& array) {
+               return !array || (array->shape(0) == self.n_points && array->shape(1) == self.n_labels);
+             };
+             require(fits(old), "old has the wrong shape");
+             require(old || from < 0 || !self.needs_old, "this update needs the old marginals");
+             require(fits(q), "q has the wrong shape");
+             const T* before = old ? old->data() : nullptr;
+             T* after = q ? q->data() : nullptr;
+             PlanSums sums;
+             {
+               nb::gil_scoped_release release;
+               sums = self.plan.step(from, to, before, after);
+             }
+             return nb::make_tuple(sums.free_energy, sums.self, sums.change, sums.pair, sums.row_sums);
+           },
+           "from_state"_a, "to_state"_a, "old"_a.noconvert().none(), "q"_a.noconvert().none());
+}
+
+template <class T> void bind_type(nb::module_& m, const char* suffix) {
+  using nb::literals::operator""_a;
+  const auto name = [&](const char* stem) { return std::string(stem) + suffix; };
+
+  nb::class_<TableOperator<T>>(m, name("TableOperator").c_str());
+  nb::class_<Lattice<T>, TableOperator<T>> lattice(m, name("Lattice").c_str());
+  lattice
+      .def("__init__",
+           [](Lattice<T>* self, Matrix<T> features, bool one_order, int threads) {
+             require_threads(threads);
+             require(features.shape(1) >= 1 && features.shape(1) <= max_lattice_dim,
+                     "the lattice takes 1 to 16 feature dimensions");
+             const T* data = features.data();
+             const std::size_t n = features.shape(0);
+             const int dim = static_cast<int>(features.shape(1));
+             nb::gil_scoped_release release;
+             new (self) Lattice<T>(DenseFeatures<T>{data, n, dim}, one_order, threads);
+           },
+           "features"_a.noconvert(), "one_order"_a, "threads"_a)
+      .def("__init__",
+           [](Lattice<T>* self, const std::vector<std::vector<double>>& axes, nb::ndarray<> colours,
+              const std::vector<double>& factors, int threads) {
+             require_threads(threads);
+             const auto features = grid_features<T>(axes, colours, factors);
+             nb::gil_scoped_release release;
+             new (self) Lattice<T>(features, false, threads);
+           },
+           "axes"_a, "colours"_a, "factors"_a, "threads"_a)
       .def_prop_ro("n_vertices", &Lattice<T>::n_vertices);
+  bind_operator<T, Lattice<T>>(lattice);
+
+  nb::class_<Grid<T>, TableOperator<T>> grid(m, name("Grid").c_str());
+  grid.def("__init__",
+           [](Grid<T>* self, const std::vector<std::vector<double>>& axes) {
+             require(!axes.empty() && axes.size() <= 6, "a grid has 1 to 6 axes");
+             new (self) Grid<T>(axes);
+           },
+           "axes"_a)
+      .def_prop_ro("n_vertices", &Grid<T>::table_rows);
+  bind_operator<T, Grid<T>>(grid);
 
   nb::class_<ExactSum<T>>(m, name("ExactSum").c_str())
       .def("__init__",
@@ -222,4 +341,6 @@ NB_MODULE(_native, m) {
         "allocator has no such setting.");
   bind_type<float>(m, "32");
   bind_type<double>(m, "64");
+  bind_plan<float>(m, "Plan32");
+  bind_plan<double>(m, "Plan64");
 }

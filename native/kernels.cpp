@@ -14,10 +14,12 @@ namespace {
 #include "kernels_exact.hpp"
 #include "kernels_lattice.hpp"
 #include "kernels_update.hpp"
+#include "kernels_pass.hpp"
 
 template <class T> constexpr Kernels<T> table() {
   return {splat<T>,      slice<T>,   correlate<T>, blur<T>, add<T>, exact_tile<T>,
-          message<T>,    center<T>,  dot<T>,       step<T>, embed<T>};
+          message<T>,    center<T>,  dot<T>,       step<T>, pass<T>,
+          combine<T>,    add_scaled<T>, column_dots<T>, embed<T>};
 }
 
 }  // namespace

@@ -82,6 +82,42 @@ template <class T> struct Embedding {
   int n_codes, n_words;
 };
 
+// One term of a fused pass over `count` points in a row: where they lie in the table of K = S B S' and
+// the tables themselves, whose padded rows belong to vertices.
+template <class T> struct PassTerm {
+  const std::int32_t* vertex;  // (count, corners)
+  const T* weight;             // (count, corners)
+  int corners;
+  const T *before, *after;     // (count,) scales of what is splatted and of what is sliced, null: ones
+  const T* from;               // the table to slice, null: none
+  const T* factor;             // (padded_columns,) what a sliced row is multiplied by, null: ones
+  T* to;                       // the table to splat to, null: none
+  const T* strength;           // (count,) K_ii, only where the update needs it
+  const T* attraction;         // (padded_columns,) -mu_ll, only where the update needs it
+};
+
+// q_i from e_i = u_i + sum_m factor^(m) slice^(m)_i for `count` points. The self-pair strength is
+// alpha_il = sum_m strength_i^(m) attraction_l^(m).
+template <class T> struct PassInput {
+  const T* unary;         // (count, n_columns)
+  const T* old;           // (count, n_columns) the marginals before, for `change` and `without_self`
+  T* q;                   // (count, n_columns) where the marginals go, null: nowhere
+  PassTerm<T>* terms;
+  int n_terms;
+  std::size_t count;
+  std::size_t readable;   // entries of `unary` and `old` from here to the end of the arrays
+  int n_columns;
+  bool has_strength;      // whether alpha is needed at all
+  bool convex_self;       // log q + alpha q + lambda + e = 0 instead of a softmax (cccp)
+  bool without_self;      // e_i += alpha_i old_i (parallel)
+  bool change;            // whether max |q - old| is wanted
+};
+
+// sum q (log q + u), sum alpha q^2, max |q - old|
+struct PassSums {
+  double free_energy = 0, self = 0, change = 0;
+};
+
 template <class T> struct Kernels {
   // out[vertex] += weight * (scale_i x_i), rows of out padded; the zero row 0 is left alone.
   void (*splat)(const Simplices<T>&, const T* x, const T* scale, std::size_t begin, std::size_t end,
@@ -112,6 +148,14 @@ template <class T> struct Kernels {
   double (*dot)(const T* a, const T* b, std::size_t begin, std::size_t end);
   // One update of rows [begin, end); scratch holds 5 padded rows.
   StepSums (*step)(const StepInput<T>&, std::size_t begin, std::size_t end, T* scratch, T* q);
+  // scratch holds 5 padded rows.
+  PassSums (*pass)(const PassInput<T>&, T* scratch);
+  // out[k] = sum_r factors[r] rows[r][k]
+  void (*combine)(const T* const* rows, const T* factors, int n, std::size_t length, T* out);
+  // out[k] += factor x[k]
+  void (*add_scaled)(const T* x, T factor, std::size_t length, T* out);
+  // out[c] = sum_r x[r, c] y[r, c] of padded rows
+  void (*column_dots)(const T* x, const T* y, std::size_t n_rows, int n_padded, double* out);
   // Finds the simplices of embed_block points on the permutohedral lattice (Adams et al. 2010).
   void (*embed)(const Embedding<T>&);
 };

@@ -8,7 +8,8 @@
 namespace crfield {
 
 template <class T>
-void Lattice<T>::blur(const T* in, bool reversed, int n_columns, int threads, T* spare, T* out) const {
+void Lattice<T>::blur_order(const T* in, bool reversed, int n_columns, int threads, T* spare,
+                            T* out) const {
   const auto stride = static_cast<std::size_t>(padded_columns<T>(n_columns));
   // Ping-pong so that the last axis writes to `out`.
   const int corners = dim_ + 1;
@@ -24,6 +25,26 @@ void Lattice<T>::blur(const T* in, bool reversed, int n_columns, int threads, T*
   }
 }
 
+// The sum of both blur orders, or twice the one.
+template <class T> void Lattice<T>::blur(const T* x, int n_columns, int threads, T* out) {
+  const std::size_t size = (n_vertices_ + 1) * padded_columns<T>(n_columns);
+  typename BufferPool<T>::Loan backward(buffers_, size), spare(buffers_, size);
+  blur_order(x, false, n_columns, threads, spare.data(), out);
+  if (!one_order_) blur_order(x, true, n_columns, threads, spare.data(), backward.data());
+  parallel_ranges(size, threads, 1 << 14, [&](int, std::size_t begin, std::size_t end) {
+    kernels<T>().add(one_order_ ? out : backward.data(), begin, end, out);
+  });
+}
+
+template <class T>
+void Lattice<T>::open_run(std::size_t begin, const T* from, T* to, int, T*, PassTerm<T>& term) const {
+  term.corners = dim_ + 1;
+  term.vertex = &vertex_[begin * term.corners];
+  term.weight = &weight_[begin * term.corners];
+  term.from = from;
+  term.to = to;
+}
+
 template <class T>
 void Lattice<T>::splat_and_blur(const T* x, const T* scale, int n_columns, int threads, T* out) {
   const auto& kernel = kernels<T>();
@@ -32,8 +53,7 @@ void Lattice<T>::splat_and_blur(const T* x, const T* scale, int n_columns, int t
   // Each thread splats into a table of its own; with many vertices that costs more than it saves.
   const int tables = static_cast<int>(std::min<std::size_t>(
       threads, 1 + n_points_ / std::max<std::size_t>(1024, 2 * n_vertices_)));
-  typename BufferPool<T>::Loan splatted(buffers_, size * tables), backward(buffers_, size),
-      spare(buffers_, size);
+  typename BufferPool<T>::Loan splatted(buffers_, size * tables);
   parallel_ranges(n_points_, tables, 1, [&](int part, std::size_t begin, std::size_t end) {
     T* table = splatted.data() + size * part;
     std::fill_n(table, size, T(0));
@@ -43,11 +63,7 @@ void Lattice<T>::splat_and_blur(const T* x, const T* scale, int n_columns, int t
     for (int part = 1; part < tables; ++part)
       kernel.add(splatted.data() + size * part, begin, end, splatted.data());
   });
-  blur(splatted.data(), false, n_columns, threads, spare.data(), out);
-  if (!one_order_) blur(splatted.data(), true, n_columns, threads, spare.data(), backward.data());
-  parallel_ranges(size, threads, 1 << 14, [&](int, std::size_t begin, std::size_t end) {
-    kernel.add(one_order_ ? out : backward.data(), begin, end, out);
-  });
+  blur(splatted.data(), n_columns, threads, out);
 }
 
 template <class T>
@@ -105,10 +121,14 @@ void Lattice<T>::feature_gradient(const T* u, const T* u_scale, const T* v, cons
   });
 }
 
+template void Lattice<float>::blur(const float*, int, int, float*);
+template void Lattice<float>::open_run(std::size_t, const float*, float*, int, float*, PassTerm<float>&) const;
 template void Lattice<float>::apply(const float*, const float*, const float*, int, int, float*);
 template void Lattice<float>::chain_to_features(std::size_t, const double*, float*) const;
 template void Lattice<float>::feature_gradient(const float*, const float*, const float*, const float*, int, int, float*,
                                              float*);
+template void Lattice<double>::blur(const double*, int, int, double*);
+template void Lattice<double>::open_run(std::size_t, const double*, double*, int, double*, PassTerm<double>&) const;
 template void Lattice<double>::apply(const double*, const double*, const double*, int, int, double*);
 template void Lattice<double>::chain_to_features(std::size_t, const double*, double*) const;
 template void Lattice<double>::feature_gradient(const double*, const double*, const double*, const double*, int, int, double*,

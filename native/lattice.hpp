@@ -15,7 +15,7 @@
 
 #include "buffers.hpp"
 #include "feature_source.hpp"
-#include "kernels.hpp"
+#include "table_operator.hpp"
 
 namespace crfield {
 
@@ -26,7 +26,7 @@ inline double axis_scale(int j, int dim) {
   return (dim + 1) * std::sqrt(2.0 / 3.0) / std::sqrt((j + 1.0) * (j + 2.0));
 }
 
-template <class T> class Lattice {
+template <class T> class Lattice : public TableOperator<T> {
  public:
   // features: DenseFeatures or GridFeatures, scaled so that the kernel is exp(-|f - g|^2 / 2). The
   // caller has made sure that they are finite and at most 2^46 in magnitude. With `one_order` K is the
@@ -46,16 +46,26 @@ template <class T> class Lattice {
   // gradient (n_points, dim) of sum_i s_i K_ii with respect to the features.
   void diagonal_gradient(const T* s, int threads, T* gradient) const;
 
-  std::size_t n_points() const { return n_points_; }
+  std::size_t n_points() const override { return n_points_; }
+  std::size_t table_rows() const override { return n_vertices_ + 1; }
+  T gain() const override { return T(0.5); }
+  void blur(const T* x, int n_columns, int threads, T* out) override;
+  std::size_t run_length() const override { return 0; }
+  std::size_t line_rows() const override { return 0; }
+  typename TableOperator<T>::Rows rows_of_runs(std::size_t, std::size_t) const override {
+    return {0, n_vertices_ + 1};
+  }
+  void open_run(std::size_t begin, const T* from, T* to, int n_columns, T* lines,
+                PassTerm<T>& term) const override;
+  void close_run(std::size_t, T*, int, const PassTerm<T>&) const override {}
   std::size_t n_vertices() const { return n_vertices_; }
   int dim() const { return dim_; }
 
  private:
   template <std::size_t Words, std::size_t Codes, class Work, class Features>
   void build(const Features& features, const KeyLayout& layout, int threads);
-  // The sum of both blur orders of the splatted x (twice the one), (n_vertices + 1) padded rows.
   void splat_and_blur(const T* x, const T* scale, int n_columns, int threads, T* out);
-  void blur(const T* in, bool reversed, int n_columns, int threads, T* spare, T* out) const;
+  void blur_order(const T* in, bool reversed, int n_columns, int threads, T* spare, T* out) const;
   std::int32_t walk(std::int32_t start, std::uint32_t axes, bool forward) const;
   void simplex_gram(const std::int32_t* vertex, double* gram) const;
   // Calls body(i, gram) for every point with the blur between its simplex's vertices.

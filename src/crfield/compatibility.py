@@ -41,6 +41,11 @@ class Compatibility:
         """a (L,) with mu = -diag(a) up to a constant and a >= 0, or None if there is no such a."""
         return None
 
+    @property
+    def constant(self) -> float:
+        """The constant that mu is up to, where there is an `attraction`."""
+        return 0.0
+
     def check_size(self, n_labels: int) -> None:
         """Refuse a compatibility made for another number of labels."""
 
@@ -86,6 +91,10 @@ class Potts(Compatibility):
 
     def attraction(self, n_labels: int) -> Matrix | None:
         return np.full(n_labels, self.weight) if self.weight >= 0 else None
+
+    @property
+    def constant(self) -> float:
+        return self.weight if self.weight >= 0 else 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,19 +34,19 @@ from crfield._validate import (
 )
 from crfield.compatibility import Compatibility
 from crfield.context import CONTEXTS, as_contexts, context_features, context_names
-from crfield.features import Observation, observe
+from crfield.features import GridFeatures, Observation, observe
 from crfield.filters import make_filter
 from crfield.kernels import Kernel
 from crfield.meanfield import (
     ALGORITHMS,
     Callback,
-    Problem,
     Term,
     check_guarantee,
     run_parallel,
     run_sequential,
 )
 from crfield.modelfile import load_model, save_model
+from crfield.plan import make_problem
 from crfield.results import InferenceResult, InferenceStatus
 
 
@@ -215,10 +215,7 @@ class DenseCRF:
                 centred, terms, init=start, max_iter=n_iter, tol=limit, callback=report
             )
         else:
-            problem = Problem(
-                centred, terms, self_pairs=algorithm == "concave",
-                convex_self_pairs=algorithm == "cccp", threads=n_threads,
-            )
+            problem = make_problem(centred, terms, algorithm, n_threads, fused=start is None)
             outcome = run_parallel(
                 problem, init=start, max_iter=n_iter, tol=limit, guarded=guarded,
                 callback=report,
@@ -353,9 +350,12 @@ class DenseCRF:
         """The terms on one observation: scaled features, and operators on them."""
         terms = []
         for pairwise in self.terms:
-            scaled = np.ascontiguousarray(
-                pairwise.kernel.scaled_features(observation), dtype=dtype
-            )
+            scaled: FloatArray | GridFeatures | None
+            scaled = pairwise.kernel.grid_features(observation, dtype)
+            if scaled is None:
+                scaled = np.ascontiguousarray(
+                    pairwise.kernel.scaled_features(observation), dtype=dtype
+                )
             operator = make_filter(scaled, pairwise.kernel, method, tol=tol, threads=threads)
             terms.append(Term(operator, pairwise.compatibility, pairwise.weight, scaled))
         if not terms:  # the arguments are still checked when there is nothing to filter

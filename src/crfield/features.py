@@ -25,6 +25,43 @@ _INTEGER_SCALE = {"uint8": 1.0, "uint16": 255.0 / 65535.0, "bool": 255.0}
 
 
 @dataclass(frozen=True)
+class GridFeatures:
+    """Scaled features of all points of a grid, kept as what they are made from.
+
+    axes : the scaled coordinate along each axis of the grid; the last axis varies fastest.
+    colors : (N, C) image values, uint8, float32 or float64, or None.
+    factors : (C,) what they are multiplied by.
+    dtype : float32 or float64, of the features.
+    """
+
+    axes: tuple[NDArray[np.float64], ...]
+    colors: NDArray[Any] | None
+    factors: NDArray[np.float64]
+    dtype: np.dtype[Any]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, D)."""
+        return math.prod(map(len, self.axes)), len(self.axes) + len(self.factors)
+
+    def dense(self) -> FloatArray:
+        """The features as an (N, D) array."""
+        n, dim = self.shape
+        d = len(self.axes)
+        grid = tuple(map(len, self.axes))
+        features = np.empty((n, dim), self.dtype)
+        points = features.reshape(*grid, dim)
+        for axis, along in enumerate(self.axes):
+            points[..., axis] = along.reshape([-1 if a == axis else 1 for a in range(d)])
+        if self.colors is not None:
+            np.multiply(
+                self.colors, self.factors, out=features[:, d:], dtype=np.float64,
+                casting="same_kind",
+            )
+        return features
+
+
+@dataclass(frozen=True)
 class Observation:
     """The data that kernels look at: a grid (or a set of points), its image and named features.
 
@@ -60,34 +97,51 @@ class Observation:
             return self.select(self.positions)
         d = len(self.grid)
         points = np.empty((*self.grid, d))
-        for axis, length in enumerate(self.grid):
-            step = 1.0 if self.spacing is None else self.spacing[axis]
-            with np.errstate(over="ignore"):  # the kernel refuses what is too large
-                along = step * np.arange(length)
+        for axis, along in enumerate(self.axes()):
             points[..., axis] = along.reshape([-1 if a == axis else 1 for a in range(d)])
         return self.select(points.reshape(-1, d))
 
-    def colors(self, space: str, scale: float | None) -> NDArray[np.float64]:
-        """Image values (N, C) of the variables in the asked colour space.
+    def axes(self) -> list[NDArray[np.float64]]:
+        """The coordinates along each axis of the grid in units of the spacing."""
+        steps = np.ones(len(self.grid)) if self.spacing is None else self.spacing
+        with np.errstate(over="ignore"):  # the kernel refuses what is too large
+            return [
+                step * np.arange(length) for step, length in zip(steps, self.grid, strict=True)
+            ]
 
-        With `scale` None, bool and 8 or 16 bit unsigned images are mapped to 0..255, and so are
-        floating-point images within [0, 1]; everything else is taken as it is.
-        """
+    @property
+    def is_whole_grid(self) -> bool:
+        """Whether the variables are all points of a grid."""
+        return self.positions is None and self.selected is None
+
+    def colors(self, space: str, scale: float | None) -> NDArray[np.float64]:
+        """Image values (N, C) of the variables in the asked colour space, times `color_factor`."""
+        values = self.select(self.channels()).astype(np.float64)
+        with np.errstate(over="ignore"):  # the kernel refuses what is too large
+            values = values * self.color_factor(scale)
+        return rgb_to_lab(values) if space == "lab" else values
+
+    def channels(self) -> NDArray[Any]:
+        """The image's own values, one row a grid point."""
         if self.image is None:
             raise InputError(
                 "image must be given for a model with a Bilateral kernel, got None; "
                 "pass the image, or use Spatial and FeatureKernel terms only."
             )
-        values = self.select(self.image.reshape(math.prod(self.grid), -1)).astype(np.float64)
-        if scale is None:
-            scale = _INTEGER_SCALE.get(self.image.dtype.name, 1.0)
-            if self.image.dtype.kind == "f" and values.size:
-                # The whole image decides, so that a mask does not change the scale.
-                low, high = float(self.image.min()), float(self.image.max())
-                scale = 255.0 if low >= 0.0 and high <= 1.0 else 1.0
-        with np.errstate(over="ignore"):  # the kernel refuses what is too large
-            values = values * scale
-        return rgb_to_lab(values) if space == "lab" else values
+        return self.image.reshape(math.prod(self.grid), -1)
+
+    def color_factor(self, scale: float | None) -> float:
+        """`scale`, or if it is None what maps the image to 0..255: bool and 8 or 16 bit unsigned
+        images, and floating-point images within [0, 1]; everything else is taken as it is.
+        """
+        image = self.channels()
+        if scale is not None:
+            return scale
+        if image.dtype.kind == "f" and image.size:
+            # The whole image decides, so that a mask does not change the scale.
+            low, high = float(image.min()), float(image.max())
+            return 255.0 if low >= 0.0 and high <= 1.0 else 1.0
+        return _INTEGER_SCALE.get(image.dtype.name, 1.0)
 
 
 def observe(

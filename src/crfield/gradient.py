@@ -66,15 +66,15 @@ def backpropagate(
     last = trace[-1]
     is_softmax = len(trace) == 1 or not problem.shifts(last.shift)
     g: FloatArray | None = None  # dL/dq of the state at hand; the last one may skip it
-    b = loss.softmax_gradient(last.marginals, truth, totals) if is_softmax else None
+    b = loss.softmax_gradient(last.stored, truth, totals) if is_softmax else None
     pushed, spare = arena.like(unary), arena.like(unary)
     for t in range(len(trace) - 1, 0, -1):
         old, new = trace[t - 1], trace[t]
         shifts = problem.shifts(new.shift)
         if b is None:
             if g is None:
-                g = loss.gradient(new.marginals, truth, totals)
-            b = apply_jacobian(problem, new.marginals, g, shifts)
+                g = loss.gradient(new.stored, truth, totals)
+            b = apply_jacobian(problem, new.stored, g, shifts)
         unary += b
         g = arena.like(b)
         g.fill(0.0)
@@ -84,7 +84,7 @@ def backpropagate(
             if gradient is None:
                 term.operator.apply_transpose(pushed, out=spare)
             else:
-                gradient.add(pushed, old.marginals, old.filtered[m], spare)
+                gradient.add(pushed, old.stored, old.filtered[m], spare)
             g += spare
             compatibility[m] += b.T @ old.filtered[m]
             diagonal, strength = problem.diagonals[m], problem.strengths[m]
@@ -94,18 +94,18 @@ def backpropagate(
                 beside = -diagonal[:, None] if inside is None else inside - diagonal[:, None]
             if beside is not None:
                 g += beside * pushed
-                compatibility[m] += (beside * b).T @ old.marginals
+                compatibility[m] += (beside * b).T @ old.stored
             if inside is not None:
-                compatibility[m] -= (inside * b).T @ new.marginals
+                compatibility[m] -= (inside * b).T @ new.stored
             if gradient is not None and diagonal is not None:
                 # k_ii stands in Psi with q_old, and in s as well with q_old - q_new.
-                owner = new.marginals if strength is not None else old.marginals
+                owner = new.stored if strength is not None else old.stored
                 gradient.add_diagonal(-np.einsum("il,il->i", pushed, owner))
         b = None
     if from_unary:
         if b is None:
             assert g is not None
-            b = softmax_jacobian(trace[0].marginals, g)
+            b = softmax_jacobian(trace[0].stored, g)
         unary += b
     moved = len(trace) > 1
     features = [gradient.total() if gradient and moved else None for gradient in by_features]

@@ -27,7 +27,7 @@ from crfield._validate import (
     as_scalar,
     shown,
 )
-from crfield.features import Observation
+from crfield.features import GridFeatures, Observation
 
 SHAPES = ("gaussian", "tent", "sinc")
 NORMALIZATIONS = ("none", "before", "after", "symmetric")
@@ -61,6 +61,14 @@ class Kernel:
     def scaled_features(self, observation: Observation) -> NDArray[np.float64]:
         """Features (N, D) divided by the widths, so that the kernel is a function of f - g."""
         raise NotImplementedError
+
+    def grid_features(
+        self, observation: Observation, dtype: np.dtype[Any]
+    ) -> GridFeatures | None:
+        """The scaled features as what they are made from, if they belong to a whole grid and no
+        width mixes them; None otherwise.
+        """
+        return None
 
     def width_blocks(self, dim: int, grid_dim: int) -> list[tuple[str, slice]]:
         """Which of the `dim` scaled features each field of widths divides."""
@@ -98,6 +106,14 @@ class Spatial(Kernel):
 
     def scaled_features(self, observation: Observation) -> NDArray[np.float64]:
         return _divide(observation.coordinates(), self.sigma, "sigma", "grid axis")
+
+    def grid_features(
+        self, observation: Observation, dtype: np.dtype[Any]
+    ) -> GridFeatures | None:
+        if not observation.is_whole_grid or np.ndim(self.sigma) == 2:
+            return None
+        axes = _divide_axes(observation.axes(), self.sigma, "sigma")
+        return GridFeatures(axes, None, np.empty(0), dtype)
 
     def width_blocks(self, dim: int, grid_dim: int) -> list[tuple[str, slice]]:
         return [("sigma", slice(0, dim))]
@@ -170,6 +186,28 @@ class Bilateral(Kernel):
             ],
             axis=1,
         )
+
+    def grid_features(
+        self, observation: Observation, dtype: np.dtype[Any]
+    ) -> GridFeatures | None:
+        mixed = self.covariance is not None or self.color_space != "rgb"
+        if mixed or not observation.is_whole_grid:
+            return None
+        if np.ndim(self.sigma_xy) == 2 or np.ndim(self.sigma_color) == 2:
+            return None
+        colors = observation.channels()
+        _check_size(self.sigma_color, colors.shape[1], "sigma_color", "channel")
+        if colors.dtype == np.bool_:
+            colors = colors.view(np.uint8)
+        elif colors.dtype not in (np.uint8, np.float32, np.float64):
+            colors = colors.astype(np.float64)
+        widths = np.broadcast_to(self.sigma_color, colors.shape[1:])
+        with np.errstate(over="ignore", invalid="ignore"):
+            factors = observation.color_factor(self.color_scale) / widths
+            largest = 255.0 if colors.dtype == np.uint8 else _largest(colors)
+            _check_largest(largest * float(np.abs(factors).max()), self.sigma_color, "sigma_color")
+        axes = _divide_axes(observation.axes(), self.sigma_xy, "sigma_xy")
+        return GridFeatures(axes, np.ascontiguousarray(colors), factors, dtype)
 
     def width_blocks(self, dim: int, grid_dim: int) -> list[tuple[str, slice]]:
         if self.covariance is not None:
@@ -329,11 +367,32 @@ def _divide(
             scaled = values / widths
         else:
             scaled = np.linalg.solve(np.linalg.cholesky(widths), values.T).T
-        largest = max(float(scaled.max()), -float(scaled.min())) if scaled.size else 0.0
+        largest = _largest(scaled)
+    _check_largest(largest, widths, name)
+    return scaled
+
+
+def _divide_axes(
+    axes: list[NDArray[np.float64]], widths: Widths, name: str
+) -> tuple[NDArray[np.float64], ...]:
+    """The coordinates along each axis of a grid divided by widths."""
+    _check_size(widths, len(axes), name, "grid axis")
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = [
+            axis / width for axis, width in zip(axes, np.broadcast_to(widths, len(axes)), strict=True)
+        ]
+    _check_largest(max(map(_largest, scaled)), widths, name)
+    return tuple(scaled)
+
+
+def _largest(values: NDArray[Any]) -> float:
+    return max(float(values.max()), -float(values.min())) if values.size else 0.0
+
+
+def _check_largest(largest: float, widths: Widths, name: str) -> None:
     if not largest <= _LARGEST_FEATURE:
         raise InputError(
             f"{name} must not be smaller than 1/{_LARGEST_FEATURE:.1e} of the values it divides, "
             f"got {np.min(np.diag(widths) if np.ndim(widths) == 2 else widths):.3g}; "
             "use a larger width."
         )
-    return scaled

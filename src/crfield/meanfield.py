@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from crfield import _native
 from crfield._arena import Arena
 from crfield._validate import FloatArray, InputError, check_memory
 from crfield.compatibility import Compatibility, center
+from crfield.features import GridFeatures
 from crfield.filters import KernelOperator
 from crfield.results import InferenceStatus
 
@@ -49,7 +50,12 @@ class Term:
     operator: KernelOperator
     compatibility: Compatibility
     weight: float
-    features: FloatArray | None = None
+    features: FloatArray | GridFeatures | None = None
+
+    def dense_features(self) -> FloatArray:
+        """The scaled features as an array."""
+        assert self.features is not None
+        return self.features.dense() if isinstance(self.features, GridFeatures) else self.features
 
 
 @dataclass(frozen=True)
@@ -65,18 +71,26 @@ class Outcome:
 
 @dataclass(frozen=True)
 class State:
-    """Marginals, their pairwise message Psi q and their free energy.
+    """Marginals and their free energy.
 
-    The arrays belong to the `Problem` and are overwritten two steps later, unless it keeps states:
-    then the marginals stay, and `filtered` holds K^(m) q of each term.
+    The arrays belong to the `Problem` and are overwritten two steps later, unless it keeps states.
+    A `Plan` knows a state by its number and may not have stored its marginals; a `Problem` keeps the
+    pairwise message Psi q, and with the states `filtered`, K^(m) q of each term.
     """
 
-    marginals: FloatArray
-    message: FloatArray
+    marginals: FloatArray | None
+    message: FloatArray | None
     free_energy: float
     change: float = math.inf
     shift: float = 0.0
     filtered: tuple[FloatArray, ...] = ()
+    number: int = 0
+
+    @property
+    def stored(self) -> FloatArray:
+        """The marginals of a state that has them."""
+        assert self.marginals is not None
+        return self.marginals
 
 
 class Problem:
@@ -124,8 +138,8 @@ class Problem:
         # arithmetic.
         self._buffers = [self._new_buffers() for _ in range(2)]
 
-    def start(self, marginals: FloatArray | None) -> State:
-        """The state at the given marginals, or at softmax(-u)."""
+    def start(self, marginals: FloatArray | None, *, store: bool = True) -> State:
+        """The state at the given marginals, or at softmax(-u); all states are stored."""
         if marginals is None:
             (q, message), (zeros, _) = self._buffers
             zeros.fill(0.0)
@@ -136,12 +150,13 @@ class Problem:
         linear = _native.dot(marginals, self.unary, self._threads)
         return self._complete(marginals, self._buffers[0][1], (entropy, linear, math.inf), 0.0)
 
-    def step(self, old: State, shift: float) -> State:
+    def step(self, old: State, shift: float, *, store: bool = True) -> State:
         """The update from `old`; `shift` is the extra strength as a share of |K|'s bound."""
+        assert old.message is not None
         q, message = self._buffers[old.message is self._buffers[0][1]]
         if self._keep_states:
             q = self.arena.like(q)
-        sums = self._solve(old.message, old.marginals, self.shifts(shift), q)
+        sums = self._solve(old.message, old.stored, self.shifts(shift), q)
         return self._complete(q, message, sums, shift)
 
     def shifts(self, shift: float) -> list[float]:
@@ -152,9 +167,11 @@ class Problem:
 
     def rounding(self, free_energy: float) -> float:
         """By how much F may seem to rise without having risen."""
-        n, n_labels = self.unary.shape
-        scale = abs(free_energy) + n * math.log(max(n_labels, 2))
-        return _ROUNDING[self.unary.dtype.name] * float(scale)
+        return rounding(self.unary, free_energy)
+
+    def readable(self) -> Problem:
+        """Itself."""
+        return self
 
     def _new_buffers(self) -> tuple[FloatArray, FloatArray]:
         return self.arena.like(self.unary), self.arena.like(self.unary)
@@ -197,28 +214,58 @@ class Problem:
         )
 
 
+def rounding(unary: FloatArray, free_energy: float) -> float:
+    """By how much F may seem to rise without having risen."""
+    n, n_labels = unary.shape
+    scale = abs(free_energy) + n * math.log(max(n_labels, 2))
+    return _ROUNDING[unary.dtype.name] * float(scale)
+
+
+class Descent(Protocol):
+    """What the loop needs: a `Problem` or the fused form of one."""
+
+    def start(self, marginals: FloatArray | None, *, store: bool) -> State:
+        """The state at the given marginals, or at softmax(-u)."""
+
+    def step(self, old: State, shift: float, *, store: bool) -> State:
+        """The update from `old`; a problem that has a `readable` form need not shift."""
+
+    def rounding(self, free_energy: float) -> float:
+        """By how much F may seem to rise without having risen."""
+
+    def readable(self) -> Problem:
+        """The same operator by operator."""
+
+
 def run_parallel(
-    problem: Problem, *, init: FloatArray | None, max_iter: int, tol: float, guarded: bool,
+    problem: Descent, *, init: FloatArray | None, max_iter: int, tol: float, guarded: bool,
     callback: Callback | None = None, trace: list[State] | None = None,
 ) -> Outcome:
     """The descent loop of "concave", "cccp" and "parallel"; `guarded` redoes steps that rise.
 
     `trace` collects the accepted states, the start included.
     """
-    state = problem.start(init)
+    # Marginals are looked at after an iteration only to tell the change and by the callback.
+    store = tol > 0 or callback is not None
+    state = problem.start(init, store=store or max_iter == 0)
     if trace is not None:
         trace.append(state)
     history = [state.free_energy]
     shift, shifts = 0.0, 0
     status = InferenceStatus.MAX_ITER
     for iteration in range(1, max_iter + 1):
-        fresh = problem.step(state, shift)
+        fresh = problem.step(state, shift, store=store or iteration == max_iter)
         ceiling = state.free_energy + problem.rounding(state.free_energy)
+        if guarded and not fresh.free_energy <= ceiling and problem.readable() is not problem:
+            return run_parallel(
+                problem.readable(), init=init, max_iter=max_iter, tol=tol, guarded=guarded,
+                callback=callback, trace=trace,
+            )
         while guarded and not fresh.free_energy <= ceiling and shift < 1.0:
             # At a share of 1 the shifted kernel is positive semidefinite whatever the kernel is.
             shift = max(2.0 * shift, _FIRST_SHIFT)
             shifts += 1
-            fresh = problem.step(state, shift)
+            fresh = problem.step(state, shift, store=True)
         if guarded and not fresh.free_energy <= ceiling:
             status = InferenceStatus.ROUNDING
             break
@@ -227,14 +274,14 @@ def run_parallel(
             trace.append(state)
         history.append(state.free_energy)
         if callback is not None and callback(
-            iteration, _read_only(state.marginals), state.free_energy
+            iteration, _read_only(state.stored), state.free_energy
         ):
             status = InferenceStatus.CALLBACK
             break
         if state.change <= tol:
             status = InferenceStatus.CONVERGED
             break
-    return Outcome(state.marginals, np.array(history), len(history) - 1, status, shifts)
+    return Outcome(state.stored, np.array(history), len(history) - 1, status, shifts)
 
 
 def run_sequential(

@@ -50,6 +50,9 @@ class KernelOperator(Protocol):
         """K as an (N, N) array; small N only."""
 
 
+_LARGE = 2.0**30  # bytes from which on memory is checked before a filter allocates
+
+
 class NormalizedFilter:
     """K~ = diag(post) K diag(pre) around a symmetric native operator K.
 
@@ -147,6 +150,54 @@ class NormalizedFilter:
         if out is None:
             out = np.empty_like(values)
         self._native.apply(values, pre, post, out, self._threads)
+        return out
+
+
+class TableFilter(NormalizedFilter):
+    """A compiled K = S B S' that works through a table of `n_vertices` rows."""
+
+    def __init__(
+        self, native: Any, n: int, dim: int, dtype: np.dtype[Any], normalization: str,
+        threads: int | None, *, scale: float,
+    ) -> None:
+        self._dim = dim
+        self.n_vertices = native.n_vertices
+        super().__init__(native, n, dtype, normalization, threads, scale=scale)
+
+    @property
+    def native(self) -> Any:
+        """The compiled operator."""
+        return self._native
+
+    def _run(
+        self, x: FloatArray, pre: FloatArray | None, post: FloatArray | None,
+        out: FloatArray | None,
+    ) -> FloatArray:
+        # Very narrow kernels have more vertices than there are variables.
+        tables = 4.0 * self.n_vertices * x.shape[-1] * self.dtype.itemsize
+        if tables > _LARGE:
+            check_memory(
+                tables, f"A kernel with {self.n_vertices} vertices", "use wider kernels or tiles"
+            )
+        return super()._run(x, pre, post, out)
+
+    def plain_gradient(
+        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
+        out: FloatArray | None,
+    ) -> FloatArray:
+        """The derivative of the filter itself, whose weights are piecewise linear in f."""
+        gradient = np.empty((self.n_variables, self._dim), self.dtype)
+        self._native.feature_gradient(u, u_scale, v, v_scale, gradient, out, self._threads)
+        return gradient
+
+    def plain_diagonal_gradient(self, s: FloatArray) -> FloatArray:
+        gradient = np.empty((self.n_variables, self._dim), self.dtype)
+        self._native.diagonal_gradient(s, gradient, self._threads)
+        return gradient
+
+    def plain_diagonal(self) -> FloatArray:
+        out = np.empty(self.n_variables, self.dtype)
+        self._native.diagonal(out, self._threads)
         return out
 
 

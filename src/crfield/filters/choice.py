@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from crfield._parallel import thread_count
 from crfield._validate import FloatArray, InputError, as_choice, as_floats, as_scalar
+from crfield.features import GridFeatures
 from crfield.filters.base import KernelOperator
 from crfield.filters.exact import ExactFilter
+from crfield.filters.grid import GridFilter
 from crfield.filters.lattice import MAX_DIM, LatticeFilter
 from crfield.kernels import Kernel
 
@@ -16,26 +18,28 @@ _SMALL = 2048
 
 
 def make_filter(
-    features: FloatArray, kernel: Kernel, method: str = "auto", *, tol: float = 0.0,
+    features: FloatArray | GridFeatures, kernel: Kernel, method: str = "auto", *, tol: float = 0.0,
     threads: int | None = None,
 ) -> KernelOperator:
     """The operator of `kernel` on scaled features (N, D), float32 or float64.
 
-    "auto" takes the lattice for Gaussian kernels on more than 2048 variables and up to 16 feature
-    dimensions, the exact sum otherwise.
+    "auto" takes the exact sum for other than Gaussian kernels, for up to 2048 variables and for more
+    than 16 feature dimensions, a grid of nodes for positions on a grid, the lattice otherwise.
     """
     as_choice(method, "filter", METHODS)
     if not 0.0 <= as_scalar(tol, "filter_tol") < 1.0:
         raise InputError(f"filter_tol must be at least 0 and below 1, got {tol}; 0 skips nothing.")
     thread_count(threads)
-    features = as_floats(features, "features")
+    if not isinstance(features, GridFeatures):
+        features = as_floats(features, "features")
     gaussian = kernel.shape == "gaussian"
     if method == "auto":
         fits = gaussian and features.shape[0] > _SMALL and features.shape[1] <= MAX_DIM
-        method = "lattice" if fits else "exact"
+        method = "exact" if not fits else "grid" if GridFilter.suits(features) else "lattice"
     if method == "exact":
+        dense = features.dense() if isinstance(features, GridFeatures) else features
         return ExactFilter(
-            features, shape=kernel.shape, normalization=kernel.normalization, tol=tol,
+            dense, shape=kernel.shape, normalization=kernel.normalization, tol=tol,
             threads=threads,
         )
     if not gaussian:
@@ -43,4 +47,7 @@ def make_filter(
             f"the lattice takes Gaussian kernels only, got shape {kernel.shape!r}; "
             'use filter="exact" or "auto".'
         )
+    if method == "grid":
+        assert isinstance(features, GridFeatures)
+        return GridFilter(features, normalization=kernel.normalization, threads=threads)
     return LatticeFilter(features, normalization=kernel.normalization, threads=threads)

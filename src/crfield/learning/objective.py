@@ -172,7 +172,7 @@ def _gradient(
         [np.asarray(g, np.float64) for g in found.compatibility],
         [
             np.zeros((0, 0)) if g is None or t.features is None
-            else g.T.astype(np.float64) @ t.features
+            else g.T.astype(np.float64) @ t.dense_features()
             for g, t in zip(found.features, terms, strict=True)
         ],
     )

@@ -1,0 +1,275 @@
+#include "grid.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu.hpp"
+#include "thread_pool.hpp"
+
+namespace crfield {
+namespace {
+
+constexpr double taps[] = {6.0 / 16.0, 4.0 / 16.0, 1.0 / 16.0};
+// Two interpolations have variance 1/3 and the taps 1, in units of the squared node spacing.
+const double spacing = std::sqrt(3.0) / 2.0;
+
+}  // namespace
+
+template <class T> Grid<T>::Grid(const std::vector<std::vector<double>>& axes) {
+  for (const auto& coordinates : axes) {
+    Axis axis;
+    double lowest = 0, highest = 0;
+    for (const double x : coordinates) {
+      lowest = std::min(lowest, std::floor(x / spacing));
+      highest = std::max(highest, std::floor(x / spacing));
+    }
+    for (const double x : coordinates) {
+      const double position = x / spacing, below = std::floor(position);
+      axis.node.push_back(static_cast<std::int32_t>(below - lowest));
+      axis.fraction.push_back(position - below);
+    }
+    axis.n_nodes = static_cast<std::size_t>(highest - lowest) + 2;
+    n_nodes_ *= axis.n_nodes;
+    n_lines_ *= coordinates.size();
+    axes_.push_back(std::move(axis));
+  }
+  const Axis& last = axes_.back();
+  n_lines_ = last.node.empty() ? 0 : n_lines_ / last.node.size();
+  for (std::size_t x = 0; x < last.node.size(); ++x)
+    for (int side = 0; side < 2; ++side) {
+      vertex_.push_back(last.node[x] + side);
+      weight_.push_back(static_cast<T>(side ? last.fraction[x] : 1.0 - last.fraction[x]));
+    }
+}
+
+template <class T>
+typename Grid<T>::Corners Grid<T>::corners_of_line(std::size_t line, int derivative) const {
+  const int n_outer = dim() - 1;
+  Corners found;
+  double weight[32] = {1.0};
+  found.row[0] = 0;
+  std::size_t rest = line, row_stride = axes_.back().n_nodes;
+  for (int a = n_outer - 1; a >= 0; --a) {
+    const Axis& axis = axes_[a];
+    const std::size_t at = rest % axis.node.size();
+    rest /= axis.node.size();
+    const double upper = a == derivative ? 1.0 / spacing : axis.fraction[at];
+    const double lower = a == derivative ? -1.0 / spacing : 1.0 - axis.fraction[at];
+    for (int c = 0; c < found.count; ++c) {
+      const std::size_t row = found.row[c] + static_cast<std::size_t>(axis.node[at]) * row_stride;
+      found.row[c + found.count] = row + row_stride;
+      weight[c + found.count] = weight[c] * upper;
+      found.row[c] = row;
+      weight[c] *= lower;
+    }
+    found.count *= 2;
+    row_stride *= axis.n_nodes;
+  }
+  for (int c = 0; c < found.count; ++c) found.weight[c] = static_cast<T>(weight[c]);
+  return found;
+}
+
+template <class T>
+void Grid<T>::gather_line(const Corners& corners, const T* table, int n_columns, T* out) const {
+  const std::size_t stride = padded_columns<T>(n_columns);
+  const T* rows[32];
+  for (int c = 0; c < corners.count; ++c) rows[c] = table + corners.row[c] * stride;
+  kernels<T>().combine(rows, corners.weight, corners.count, line_rows() * stride, out);
+}
+
+template <class T>
+typename TableOperator<T>::Rows Grid<T>::rows_of_runs(std::size_t begin, std::size_t end) const {
+  if (begin == end) return {0, 0};
+  if (dim() == 1) return {0, n_nodes_};
+  const std::size_t lines_per_slab = n_lines_ / axes_[0].node.size();
+  const std::size_t rows_per_slab = n_nodes_ / axes_[0].n_nodes;
+  const auto &nodes = axes_[0].node;
+  const auto slab = [&](std::size_t line) { return static_cast<std::size_t>(nodes[line / lines_per_slab]); };
+  return {slab(begin) * rows_per_slab, (slab(end - 1) + 2) * rows_per_slab};
+}
+
+template <class T>
+void Grid<T>::open_run(std::size_t begin, const T* from, T* to, int n_columns, T* lines,
+                       PassTerm<T>& term) const {
+  const std::size_t size = line_rows() * padded_columns<T>(n_columns);
+  term.vertex = vertex_.data();
+  term.weight = weight_.data();
+  term.corners = 2;
+  term.from = from ? lines : nullptr;
+  term.to = to ? lines + size : nullptr;
+  if (from) gather_line(corners_of_line(begin / line_length()), from, n_columns, lines);
+  if (to) std::fill_n(lines + size, size, T(0));
+}
+
+template <class T>
+void Grid<T>::close_run(std::size_t begin, T* to, int n_columns, const PassTerm<T>& term) const {
+  if (!to) return;
+  const std::size_t stride = padded_columns<T>(n_columns);
+  const Corners corners = corners_of_line(begin / line_length());
+  for (int c = 0; c < corners.count; ++c)
+    kernels<T>().add_scaled(term.to, corners.weight[c], line_rows() * stride,
+                            to + corners.row[c] * stride);
+}
+
+template <class T> void Grid<T>::blur(const T* x, int n_columns, int threads, T* out) {
+  const std::size_t size = n_nodes_ * padded_columns<T>(n_columns);
+  typename BufferPool<T>::Loan spare(buffers_, size);
+  std::size_t inner = padded_columns<T>(n_columns);
+  for (int a = dim() - 1; a >= 0; --a) {
+    const std::size_t n = axes_[a].n_nodes;
+    T* target = a % 2 ? spare.data() : out;
+    parallel_ranges(size / inner, threads, std::max<std::size_t>(1, 8192 / inner),
+                    [&](int, std::size_t begin, std::size_t end) {
+      for (std::size_t row = begin; row < end; ++row) {
+        const std::size_t at = row % n;
+        const T* rows[5];
+        T factors[5];
+        int count = 0;
+        for (int step = -2; step <= 2; ++step) {
+          const auto other = static_cast<std::ptrdiff_t>(at) + step;
+          if (other < 0 || other >= static_cast<std::ptrdiff_t>(n)) continue;
+          rows[count] = x + row * inner + step * static_cast<std::ptrdiff_t>(inner);
+          factors[count++] = static_cast<T>(taps[std::abs(step)]);
+        }
+        kernels<T>().combine(rows, factors, count, inner, target + row * inner);
+      }
+    });
+    x = target;
+    inner *= n;
+  }
+}
+
+template <class T>
+void Grid<T>::splat(const T* x, const T* scale, int n_columns, int threads, T* out) {
+  const std::size_t stride = padded_columns<T>(n_columns), size = n_nodes_ * stride;
+  const std::size_t length = line_length(), line_size = line_rows() * stride;
+  const Simplices<T> points{vertex_.data(), weight_.data(), 2};
+  typename BufferPool<T>::Loan parts(buffers_, size * threads), lines(buffers_, line_size * threads);
+  std::vector<typename TableOperator<T>::Rows> touched(threads, {0, 0});
+  parallel_ranges(n_lines_, threads, 1, [&](int part, std::size_t begin, std::size_t end) {
+    touched[part] = rows_of_runs(begin, end);
+    T *table = parts.data() + size * part, *line = lines.data() + line_size * part;
+    std::fill(table + touched[part].begin * stride, table + touched[part].end * stride, T(0));
+    for (std::size_t l = begin; l < end; ++l) {
+      std::fill_n(line, line_size, T(0));
+      const std::size_t first = l * length;
+      kernels<T>().splat(points, x + first * n_columns, scale ? scale + first : nullptr, 0, length,
+                         n_points() - first, n_columns, line);
+      PassTerm<T> term{};
+      term.to = line;
+      close_run(first, table, n_columns, term);
+    }
+  });
+  std::fill_n(out, size, T(0));
+  for (int part = 0; part < threads; ++part) {
+    const auto rows = touched[part];
+    kernels<T>().add(parts.data() + size * part, rows.begin * stride, rows.end * stride, out);
+  }
+}
+
+template <class T>
+void Grid<T>::apply(const T* x, const T* pre, const T* post, int n_columns, int threads, T* out) {
+  if (n_points() == 0 || n_columns == 0) return;
+  const std::size_t stride = padded_columns<T>(n_columns), length = line_length();
+  typename BufferPool<T>::Loan splatted(buffers_, n_nodes_ * stride), blurred(buffers_, n_nodes_ * stride);
+  splat(x, pre, n_columns, threads, splatted.data());
+  blur(splatted.data(), n_columns, threads, blurred.data());
+  const Simplices<T> points{vertex_.data(), weight_.data(), 2};
+  parallel_ranges(n_lines_, threads, 1, [&](int, std::size_t begin, std::size_t end) {
+    typename BufferPool<T>::Loan line(buffers_, line_rows() * stride);
+    for (std::size_t l = begin; l < end; ++l) {
+      gather_line(corners_of_line(l), blurred.data(), n_columns, line.data());
+      kernels<T>().slice(points, line.data(), T(1), post ? post + l * length : nullptr, 0, length,
+                         n_columns, out + l * length * n_columns);
+    }
+  });
+}
+
+template <class T> void Grid<T>::diagonal(int threads, T* out) const {
+  std::vector<std::vector<double>> along;
+  for (const Axis& axis : axes_) {
+    along.emplace_back();
+    for (const double f : axis.fraction)
+      along.back().push_back(((1 - f) * (1 - f) + f * f) * taps[0] + 2 * f * (1 - f) * taps[1]);
+  }
+  parallel_ranges(n_lines_, threads, 16, [&](int, std::size_t begin, std::size_t end) {
+    for (std::size_t line = begin; line < end; ++line) {
+      double outer = 1;
+      std::size_t rest = line;
+      for (int a = dim() - 2; a >= 0; --a) {
+        outer *= along[a][rest % along[a].size()];
+        rest /= along[a].size();
+      }
+      for (std::size_t x = 0; x < line_length(); ++x)
+        out[line * line_length() + x] = static_cast<T>(outer * along.back()[x]);
+    }
+  });
+}
+
+template <class T>
+void Grid<T>::diagonal_gradient(const T* s, int threads, T* gradient) const {
+  const std::size_t d = axes_.size();
+  const auto value = [](double f) {
+    return ((1 - f) * (1 - f) + f * f) * taps[0] + 2 * f * (1 - f) * taps[1];
+  };
+  const auto slope = [](double f) { return 2 * (2 * f - 1) * (taps[0] - taps[1]) / spacing; };
+  parallel_ranges(n_points(), threads, 1024, [&](int, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i)
+      for (std::size_t by = 0; by < d; ++by) {
+        double product = s[i];
+        std::size_t rest = i;
+        for (std::size_t a = d; a-- > 0;) {
+          const double f = axes_[a].fraction[rest % axes_[a].fraction.size()];
+          rest /= axes_[a].fraction.size();
+          product *= a == by ? slope(f) : value(f);
+        }
+        gradient[i * d + by] = static_cast<T>(product);
+      }
+  });
+}
+
+template <class T>
+void Grid<T>::feature_gradient(const T* u, const T* u_scale, const T* v, const T* v_scale,
+                               int n_columns, int threads, T* gradient, T* filtered_u) {
+  if (n_points() == 0) return;
+  const std::size_t stride = padded_columns<T>(n_columns), size = n_nodes_ * stride;
+  const std::size_t length = line_length(), line_size = line_rows() * stride;
+  typename BufferPool<T>::Loan splatted(buffers_, size), from_u(buffers_, size), from_v(buffers_, size);
+  splat(u, u_scale, n_columns, threads, splatted.data());
+  blur(splatted.data(), n_columns, threads, from_u.data());
+  splat(v, v_scale, n_columns, threads, splatted.data());
+  blur(splatted.data(), n_columns, threads, from_v.data());
+  const Simplices<T> points{vertex_.data(), weight_.data(), 2};
+  const auto at = [](const T* array, std::size_t offset) { return array ? array + offset : nullptr; };
+  parallel_ranges(n_lines_, threads, 1, [&](int, std::size_t begin, std::size_t end) {
+    typename BufferPool<T>::Loan lines(buffers_, 2 * line_size), by_corner(buffers_, 2 * length);
+    T *line_u = lines.data(), *line_v = lines.data() + line_size;
+    for (std::size_t l = begin; l < end; ++l) {
+      const std::size_t first = l * length, offset = first * n_columns;
+      for (int a = 0; a < dim(); ++a) {
+        const Corners corners = corners_of_line(l, a);
+        gather_line(corners, from_u.data(), n_columns, line_u);
+        gather_line(corners, from_v.data(), n_columns, line_v);
+        std::fill_n(by_corner.data(), 2 * length, T(0));
+        kernels<T>().correlate(points, {u + offset, at(u_scale, first), line_v},
+                               {v + offset, at(v_scale, first), line_u}, T(1), 0, length,
+                               n_points() - first, n_columns, by_corner.data());
+        for (std::size_t x = 0; x < length; ++x) {
+          const T *dots = by_corner.data() + 2 * x, *weight = &weight_[2 * x];
+          gradient[(first + x) * dim() + a] =
+              a + 1 < dim() ? weight[0] * dots[0] + weight[1] * dots[1]
+                            : static_cast<T>((dots[1] - dots[0]) / spacing);
+        }
+        // The last axis leaves the lines as they are.
+        if (filtered_u && a + 1 == dim())
+          kernels<T>().slice(points, line_u, T(1), at(v_scale, first), 0, length, n_columns,
+                             filtered_u + offset);
+      }
+    }
+  });
+}
+
+template class Grid<float>;
+template class Grid<double>;
+
+}  // namespace crfield

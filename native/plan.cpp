@@ -1,0 +1,189 @@
+#include "plan.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "cpu.hpp"
+#include "thread_pool.hpp"
+
+namespace crfield {
+namespace {
+
+// Points of a run where no term asks for a length: the run's share of the arrays stays in the cache.
+constexpr std::size_t default_run = 1024;
+
+}  // namespace
+
+template <class T>
+Plan<T>::Plan(const T* unary, std::size_t n_points, int n_labels, std::vector<PlanTerm<T>> terms,
+              Update update, int threads)
+    : unary_(unary), n_points_(n_points), n_labels_(n_labels), threads_(threads),
+      terms_(std::move(terms)), update_(update), run_length_(0) {
+  const std::size_t stride = padded_columns<T>(n_labels), n = n_labels;
+  for (const auto& term : terms_) {
+    run_length_ = std::max(run_length_, term.kernel->run_length());
+    const T gain = term.kernel->gain();
+    factor_.emplace_back();
+    attraction_.emplace_back();
+    matrix_.emplace_back();
+    if (term.is_matrix) {
+      matrix_.back().assign(stride * stride, T(0));
+      for (std::size_t a = 0; a < n; ++a)
+        for (std::size_t b = 0; b < n; ++b) matrix_.back()[a * stride + b] = gain * term.mu[a * n + b];
+      continue;
+    }
+    factor_.back().assign(stride, T(0));
+    attraction_.back().assign(stride, T(0));
+    for (std::size_t l = 0; l < n; ++l) {
+      factor_.back()[l] = gain * term.mu[l];
+      attraction_.back()[l] = -term.mu[l];
+    }
+  }
+  if (run_length_ == 0) run_length_ = default_run;
+}
+
+template <class T> typename Plan<T>::State& Plan<T>::state(int number) {
+  while (states_.size() <= static_cast<std::size_t>(number)) states_.emplace_back();
+  State& found = states_[number];
+  const std::size_t stride = padded_columns<T>(n_labels_);
+  if (found.splatted.empty())
+    for (const auto& term : terms_) {
+      const std::size_t size = term.kernel->table_rows() * stride;
+      found.splatted.emplace_back(new T[size]);
+      found.blurred.emplace_back(new T[size]);
+      found.folded.emplace_back(term.is_matrix ? new T[size] : nullptr);
+    }
+  return found;
+}
+
+template <class T> PlanSums Plan<T>::step(int from, int to, const T* old, T* q) {
+  state(std::max(from, to));  // so that references stay valid
+  const State* before = from < 0 ? nullptr : &state(from);
+  State& fresh = state(to);
+  const int n_terms = static_cast<int>(terms_.size());
+  const std::size_t stride = padded_columns<T>(n_labels_);
+  const std::size_t n_runs = (n_points_ + run_length_ - 1) / run_length_;
+  // Every part but the first splats into tables of its own.
+  std::vector<std::unique_ptr<typename BufferPool<T>::Loan>> loans;
+  std::vector<T*> tables(static_cast<std::size_t>(threads_) * n_terms);
+  std::vector<typename TableOperator<T>::Rows> touched(tables.size(), {0, 0});
+  std::size_t line_rows = 0;
+  for (int m = 0; m < n_terms; ++m) {
+    const std::size_t size = terms_[m].kernel->table_rows() * stride;
+    line_rows += 2 * terms_[m].kernel->line_rows();
+    for (int part = 0; part < threads_; ++part) {
+      if (part > 0) loans.push_back(std::make_unique<typename BufferPool<T>::Loan>(buffers_, size));
+      tables[part * n_terms + m] = part > 0 ? loans.back()->data() : fresh.splatted[m].get();
+    }
+    T* table = fresh.splatted[m].get();
+    parallel_ranges(size, threads_, 1 << 15, [&](int, std::size_t begin, std::size_t end) {
+      std::fill(table + begin, table + end, T(0));
+    });
+  }
+  std::vector<PassSums> parts(threads_);
+  const bool has_old = old != nullptr && from >= 0;
+  parallel_ranges(n_runs, threads_, std::max<std::size_t>(1, 512 / run_length_),
+                  [&](int part, std::size_t begin, std::size_t end) {
+    typename BufferPool<T>::Loan scratch(buffers_, (5 + line_rows) * stride);
+    T* const* own = &tables[part * n_terms];
+    for (int m = 0; m < n_terms; ++m) {
+      auto& rows = touched[part * n_terms + m] = terms_[m].kernel->rows_of_runs(begin, end);
+      if (part > 0) std::fill(own[m] + rows.begin * stride, own[m] + rows.end * stride, T(0));
+    }
+    std::vector<PassTerm<T>> terms(n_terms);
+    PassInput<T> input{};
+    input.terms = terms.data();
+    input.n_terms = n_terms;
+    input.n_columns = n_labels_;
+    input.convex_self = update_ == Update::convex_self && before;
+    input.without_self = update_ == Update::without_self && before;
+    input.has_strength = update_ != Update::softmax;
+    input.change = has_old;
+    for (std::size_t run = begin; run < end; ++run) {
+      const std::size_t first = run * run_length_;
+      input.count = std::min(run_length_, n_points_ - first);
+      input.readable = (n_points_ - first) * n_labels_;
+      input.unary = unary_ + first * n_labels_;
+      input.old = old ? old + first * n_labels_ : nullptr;
+      input.q = q ? q + first * n_labels_ : nullptr;
+      T* lines = scratch.data() + 5 * stride;
+      for (int m = 0; m < n_terms; ++m) {
+        const PlanTerm<T>& term = terms_[m];
+        PassTerm<T>& now = terms[m];
+        const T* table = !before ? nullptr : term.is_matrix ? before->folded[m].get()
+                                                            : before->blurred[m].get();
+        term.kernel->open_run(first, table, own[m], n_labels_, lines, now);
+        lines += 2 * term.kernel->line_rows() * stride;
+        now.before = term.before ? term.before + first : nullptr;
+        now.after = term.after ? term.after + first : nullptr;
+        now.factor = term.is_matrix ? nullptr : factor_[m].data();
+        now.strength = term.diagonal ? term.diagonal + first : nullptr;
+        now.attraction = attraction_[m].data();
+      }
+      const PassSums sums = kernels<T>().pass(input, scratch.data());
+      parts[part].free_energy += sums.free_energy;
+      parts[part].self += sums.self;
+      parts[part].change = std::max(parts[part].change, sums.change);
+      for (int m = 0; m < n_terms; ++m)
+        terms_[m].kernel->close_run(first, own[m], n_labels_, terms[m]);
+    }
+  });
+  PlanSums sums;
+  for (const auto& part : parts) {
+    sums.free_energy += part.free_energy;
+    sums.self += part.self;
+    sums.change = std::max(sums.change, part.change);
+  }
+  for (int m = 0; m < n_terms; ++m)
+    for (int part = 1; part < threads_; ++part) {
+      const auto rows = touched[part * n_terms + m];
+      T *total = fresh.splatted[m].get(), *more = tables[part * n_terms + m];
+      parallel_ranges((rows.end - rows.begin) * stride, threads_, 1 << 15,
+                      [&](int, std::size_t begin, std::size_t end) {
+        kernels<T>().add(more, rows.begin * stride + begin, rows.begin * stride + end, total);
+      });
+    }
+  finish(fresh, from < 0, sums);
+  return sums;
+}
+
+// Blurs the fresh tables, and the pair energies from them: q'Kq = (S'q)' B (S'q).
+template <class T> void Plan<T>::finish(State& fresh, bool with_row_sums, PlanSums& sums) {
+  const std::size_t stride = padded_columns<T>(n_labels_);
+  std::vector<double> dots(stride);
+  for (std::size_t m = 0; m < terms_.size(); ++m) {
+    const PlanTerm<T>& term = terms_[m];
+    const std::size_t rows = term.kernel->table_rows();
+    const double gain = term.kernel->gain();
+    const T *x = fresh.splatted[m].get(), *y = fresh.blurred[m].get();
+    term.kernel->blur(x, n_labels_, threads_, fresh.blurred[m].get());
+    const T* z = y;
+    if (term.is_matrix) {
+      T* folded = fresh.folded[m].get();
+      const int padded = static_cast<int>(stride);
+      parallel_ranges(rows, threads_, 64, [&](int, std::size_t begin, std::size_t end) {
+        kernels<T>().message(Compatibility::matrix, matrix_[m].data(), y, nullptr, T(1), true, begin, end,
+                             rows, padded, folded);
+      });
+      z = folded;
+    }
+    kernels<T>().column_dots(x, z, rows, static_cast<int>(stride), dots.data());
+    double pair = 0;
+    for (int l = 0; l < n_labels_; ++l)
+      pair += term.is_matrix ? dots[l] : gain * static_cast<double>(term.mu[l]) * dots[l];
+    sums.pair.push_back(pair);
+    double total = 0;
+    if (with_row_sums)
+      for (std::size_t r = 0; r < rows; ++r) {
+        const T *of_x = x + r * stride, *of_y = y + r * stride;
+        total += std::accumulate(of_x, of_x + n_labels_, 0.0) *
+                 std::accumulate(of_y, of_y + n_labels_, 0.0);
+      }
+    sums.row_sums.push_back(gain * total);
+  }
+}
+
+template class Plan<float>;
+template class Plan<double>;
+
+}  // namespace crfield

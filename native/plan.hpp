@@ -1,0 +1,65 @@
+// Mean-field inference on one image as fused passes over its points (slice, update, splat), for terms
+// of the form K = S B S' (TableOperator).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "buffers.hpp"
+#include "table_operator.hpp"
+
+namespace crfield {
+
+// One term w mu (x) diag(after) K diag(before). mu is -diag(attraction) up to a constant, or a matrix.
+template <class T> struct PlanTerm {
+  TableOperator<T>* kernel;
+  const T* before;    // (n_points,), null: ones
+  const T* after;     // (n_points,), null: ones
+  const T* diagonal;  // (n_points,), diag(after) K diag(before)'s own, null where self-pairs stay
+  std::vector<T> mu;  // n_labels or n_labels^2 numbers
+  bool is_matrix;     // which of the two; mu has its sign: -attraction or the matrix
+};
+
+enum class Update : int { softmax = 0, convex_self = 1, without_self = 2 };
+
+struct PlanSums {
+  double free_energy = 0;        // sum q (log q + u)
+  double self = 0;               // sum_i k_ii q_i' (-mu) q_i over terms with a diagonal
+  double change = 0;             // max |q - old|
+  std::vector<double> pair;      // of each term: sum_ij k_ij q_i' mu q_j
+  std::vector<double> row_sums;  // of each term, only at the start: sum_ij k_ij
+};
+
+template <class T> class Plan {
+ public:
+  // unary: (n_points, n_labels), kept by reference like everything in the terms.
+  Plan(const T* unary, std::size_t n_points, int n_labels, std::vector<PlanTerm<T>> terms,
+       Update update, int threads);
+
+  // The marginals that follow from state `from`, or softmax(-u) for from < 0, become state `to`: their
+  // blurred tables are kept under that number. `old` are the marginals of `from`, needed by
+  // Update::without_self and for the change; q is where the new ones go. Both may be null.
+  PlanSums step(int from, int to, const T* old, T* q);
+
+ private:
+  struct State {
+    // of each term: S' q, B' S' q, and the latter times mu where that is a matrix
+    std::vector<std::unique_ptr<T[]>> splatted, blurred, folded;
+  };
+  State& state(int number);
+  void finish(State& fresh, bool with_row_sums, PlanSums& sums);
+
+  const T* unary_;
+  std::size_t n_points_;
+  int n_labels_, threads_;
+  std::vector<PlanTerm<T>> terms_;
+  Update update_;
+  std::size_t run_length_;
+  std::vector<std::vector<T>> factor_;  // of each term: gain * mu, padded; empty for a matrix
+  std::vector<std::vector<T>> attraction_;
+  std::vector<std::vector<T>> matrix_;  // of each term: gain * mu, padded rows and columns
+  std::vector<State> states_;
+  BufferPool<T> buffers_;
+};
+
+}  // namespace crfield

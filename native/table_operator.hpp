@@ -1,0 +1,38 @@
+// Kernels of the form K = S B S': points splat onto the rows of a table, B blurs the table, points slice.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels.hpp"
+
+namespace crfield {
+
+// The points of one run, ready for a fused pass, and the tables that it reads and writes.
+template <class T> class TableOperator {
+ public:
+  virtual ~TableOperator() = default;
+
+  virtual std::size_t n_points() const = 0;
+  virtual std::size_t table_rows() const = 0;
+  // K = gain S B' S' with B' what `blur` computes.
+  virtual T gain() const = 0;
+  // out = B' x, both (table_rows, padded_columns).
+  virtual void blur(const T* x, int n_columns, int threads, T* out) = 0;
+
+  // Points come in runs of this length (0: of any length), and a run may need lines of the table.
+  virtual std::size_t run_length() const = 0;
+  virtual std::size_t line_rows() const = 0;
+  // Rows of the table that the runs [begin, end) splat to.
+  struct Rows {
+    std::size_t begin, end;
+  };
+  virtual Rows rows_of_runs(std::size_t begin, std::size_t end) const = 0;
+  // Fills vertex, weight and corners for the points from `begin` on, and from / to. `lines` has room
+  // for 2 * line_rows padded rows.
+  virtual void open_run(std::size_t begin, const T* from, T* to, int n_columns, T* lines,
+                        PassTerm<T>& term) const = 0;
+  // Brings what was splatted to the table.
+  virtual void close_run(std::size_t begin, T* to, int n_columns, const PassTerm<T>& term) const = 0;
+};
+
+}  // namespace crfield

@@ -1,0 +1,135 @@
+"""The fused form of mean-field inference, and the one place that chooses it.
+
+A `Plan` does what `crfield.meanfield.Problem` does, in one pass over the variables an iteration:
+slice what the kernels made of the old marginals, update, splat the new ones. It needs kernels that
+work through tables (lattice and grid), symmetric ones, and covers "concave" with any compatibility
+and "cccp" and "parallel" with those that are diagonal up to a constant. Pair energies come from the
+tables, q'Kq = (S'q)'B(S'q), so that marginals need not be stored to know the free energy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from crfield import _native
+from crfield._arena import Arena
+from crfield._validate import FloatArray
+from crfield.filters import TableFilter
+from crfield.meanfield import Problem, State, Term, rounding
+
+_UPDATES = {"concave": 0, "cccp": 1, "parallel": 2}
+
+
+def make_problem(
+    unary: FloatArray, terms: Sequence[Term], algorithm: str, threads: int, *,
+    keep_states: bool = False, arena: Arena | None = None, fused: bool = True,
+) -> Problem | Plan:
+    """Inference on one image: fused where that is possible, operator by operator otherwise.
+
+    keep_states : whether every state gets marginals of its own, for going back through them.
+    """
+    if fused and Plan.covers(terms, algorithm, unary.shape[1]):
+        return Plan(unary, terms, algorithm, threads, keep_states=keep_states, arena=arena)
+    return Problem(
+        unary, terms, self_pairs=algorithm == "concave", convex_self_pairs=algorithm == "cccp",
+        threads=threads, keep_states=keep_states, arena=arena,
+    )
+
+
+class Plan:
+    """F and its update for one image, fused; see `Problem` for the arguments."""
+
+    def __init__(
+        self, unary: FloatArray, terms: Sequence[Term], algorithm: str, threads: int, *,
+        keep_states: bool = False, arena: Arena | None = None,
+    ) -> None:
+        self.unary = unary
+        self.terms = terms
+        self.algorithm = algorithm
+        self.arena = Arena() if arena is None else arena
+        self._threads = threads
+        self._keep_states = keep_states
+        n_labels = unary.shape[1]
+        without_self = algorithm != "concave"
+        self.diagonals = [t.operator.diagonal() if without_self else None for t in terms]
+        self._constants = []  # c in mu = c 11' - diag(a)
+        native_terms = []
+        for term, diagonal in zip(terms, self.diagonals, strict=True):
+            operator = term.operator
+            assert isinstance(operator, TableFilter)
+            attraction = term.compatibility.attraction(n_labels)
+            mu = term.compatibility.matrix(n_labels) if attraction is None else -attraction
+            self._constants.append(term.weight * term.compatibility.constant)
+            native_terms.append((
+                operator.native, operator.pre, operator.post, diagonal,
+                np.ravel(term.weight * mu).astype(unary.dtype),
+            ))
+        build = _native.Plan64 if unary.dtype == np.float64 else _native.Plan32
+        self._native = build(unary, native_terms, _UPDATES[algorithm], threads)
+        self._constant = 0.0
+        self._buffers: list[FloatArray] = []
+
+    @staticmethod
+    def covers(terms: Sequence[Term], algorithm: str, n_labels: int) -> bool:
+        """Whether a plan can do this."""
+        return bool(terms) and all(
+            isinstance(t.operator, TableFilter) and t.operator.is_symmetric
+            and (algorithm == "concave" or t.compatibility.attraction(n_labels) is not None)
+            for t in terms
+        )
+
+    def readable(self) -> Problem:
+        """The same problem operator by operator, which can shift as well."""
+        problem = make_problem(
+            self.unary, self.terms, self.algorithm, self._threads, keep_states=self._keep_states,
+            arena=self.arena, fused=False,
+        )
+        assert isinstance(problem, Problem)
+        return problem
+
+    def start(self, marginals: FloatArray | None, *, store: bool) -> State:
+        """The state at softmax(-u)."""
+        assert marginals is None
+        q = self._target(0, store)
+        energy, own, _, pairs, row_sums = self._native.step(-1, 0, None, q)
+        self._constant = 0.5 * sum(
+            c * (total - (0.0 if d is None else float(d.sum(dtype=np.float64))))
+            for c, total, d in zip(self._constants, row_sums, self.diagonals, strict=True)
+        )
+        return self._state(0, q, energy, own, pairs, math.inf)
+
+    def step(self, old: State, shift: float, *, store: bool) -> State:
+        """The update from `old`; marginals are kept only if `store` says so."""
+        assert shift == 0.0
+        number = old.number + 1 if self._keep_states else 1 - old.number
+        q = self._target(number, store)
+        energy, own, change, pairs, _ = self._native.step(old.number, number, old.marginals, q)
+        return self._state(
+            number, q, energy, own, pairs, math.inf if old.marginals is None else change
+        )
+
+    def rounding(self, free_energy: float) -> float:
+        """By how much F may seem to rise without having risen."""
+        return rounding(self.unary, free_energy)
+
+    def _state(
+        self, number: int, q: FloatArray | None, energy: float, own: float, pairs: Sequence[float],
+        change: float,
+    ) -> State:
+        free_energy = energy + 0.5 * sum(pairs) + self._constant
+        if self.algorithm != "concave":
+            free_energy += 0.5 * own
+        return State(q, None, free_energy, change, number=number)
+
+    def _target(self, number: int, store: bool) -> FloatArray | None:
+        """Where the marginals of a state go."""
+        if self._keep_states:
+            return self.arena.like(self.unary)
+        if not store and self.algorithm != "parallel":  # which leaves out the old marginals' own
+            return None
+        while len(self._buffers) <= number:
+            self._buffers.append(self.arena.like(self.unary))
+        return self._buffers[number]
