@@ -4,9 +4,35 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace crfield {
+
+constexpr std::size_t cache_line = 64, huge_page = std::size_t(1) << 21;
+
+// Uninitialised numbers from a whole cache line on, because a vector that straddles two lines costs
+// several; large arrays in huge pages where the system has them, because the tables are read all over.
+struct FreeAligned {
+  std::size_t alignment = cache_line;
+  void operator()(void* memory) const { ::operator delete(memory, std::align_val_t{alignment}); }
+};
+template <class T> using AlignedArray = std::unique_ptr<T[], FreeAligned>;
+template <class T> AlignedArray<T> new_aligned(std::size_t size) {
+  std::size_t bytes = size * sizeof(T);
+  const bool large = bytes >= huge_page / 4;
+  const std::size_t alignment = large ? huge_page : cache_line;
+  bytes = (bytes + alignment - 1) / alignment * alignment;
+  void* memory = ::operator new(bytes, std::align_val_t{alignment});
+#ifdef MADV_HUGEPAGE
+  if (large) madvise(memory, bytes, MADV_HUGEPAGE);  // a wish, not a condition
+#endif
+  return AlignedArray<T>(static_cast<T*>(memory), FreeAligned{alignment});
+}
 
 // Lends uninitialised arrays of at least the asked size; safe to use from several threads.
 template <class T> class BufferPool {
@@ -25,7 +51,7 @@ template <class T> class BufferPool {
             break;
           }
       }
-      if (!memory_) memory_.reset(new T[size]);
+      if (!memory_) memory_ = new_aligned<T>(size);
     }
     Loan(const Loan&) = delete;
     Loan& operator=(const Loan&) = delete;
@@ -37,13 +63,13 @@ template <class T> class BufferPool {
 
    private:
     BufferPool& home_;
-    std::unique_ptr<T[]> memory_;
+    AlignedArray<T> memory_;
     std::size_t size_;
   };
 
  private:
   struct Idle {
-    std::unique_ptr<T[]> memory;
+    AlignedArray<T> memory;
     std::size_t size;
   };
   std::mutex mutex_;

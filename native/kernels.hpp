@@ -21,6 +21,7 @@ template <class T> constexpr int padded_columns(int n_columns) {
 
 constexpr std::size_t tile_size = 64;
 constexpr int embed_block = 32;
+constexpr int pass_scratch = 8;
 
 enum class Shape : int { gaussian = 0, tent = 1, sinc = 2 };
 
@@ -105,7 +106,6 @@ template <class T> struct PassInput {
   PassTerm<T>* terms;
   int n_terms;
   std::size_t count;
-  std::size_t readable;   // entries of `unary` and `old` from here to the end of the arrays
   int n_columns;
   bool has_strength;      // whether alpha is needed at all
   bool convex_self;       // log q + alpha q + lambda + e = 0 instead of a softmax (cccp)
@@ -148,7 +148,7 @@ template <class T> struct Kernels {
   double (*dot)(const T* a, const T* b, std::size_t begin, std::size_t end);
   // One update of rows [begin, end); scratch holds 5 padded rows.
   StepSums (*step)(const StepInput<T>&, std::size_t begin, std::size_t end, T* scratch, T* q);
-  // scratch holds 5 padded rows.
+  // scratch holds pass_scratch padded rows.
   PassSums (*pass)(const PassInput<T>&, T* scratch);
   // out[k] = sum_r factors[r] rows[r][k]
   void (*combine)(const T* const* rows, const T* factors, int n, std::size_t length, T* out);

@@ -80,9 +80,9 @@ template <class T> class Lattice : public TableOperator<T> {
   std::size_t n_points_, n_vertices_ = 0;
   int dim_;
   bool one_order_;
-  std::unique_ptr<std::int32_t[]> vertex_;  // (n_points, dim + 1), rows of the value table
-  std::unique_ptr<T[]> weight_;             // (n_points, dim + 1)
-  std::unique_ptr<std::uint64_t[]> rank_;   // (n_points, codes()), rank of each residual, a byte each
+  AlignedArray<std::int32_t> vertex_;  // (n_points, dim + 1), rows of the value table
+  AlignedArray<T> weight_;             // (n_points, dim + 1)
+  AlignedArray<std::uint64_t> rank_;   // (n_points, codes()), rank of each residual, a byte each
   std::vector<std::int32_t> neighbour_;  // (dim + 1, n_vertices + 1, 2)
   BufferPool<T> buffers_;
 };

@@ -69,8 +69,9 @@ template <class T>
 template <class Features>
 Lattice<T>::Lattice(const Features& features, bool one_order, int threads)
     : n_points_(features.n_points), dim_(features.dim), one_order_(one_order),
-      vertex_(new std::int32_t[n_points_ * (dim_ + 1)]), weight_(new T[n_points_ * (dim_ + 1)]),
-      rank_(new std::uint64_t[n_points_ * codes()]) {
+      vertex_(new_aligned<std::int32_t>(n_points_ * (dim_ + 1))),
+      weight_(new_aligned<T>(n_points_ * (dim_ + 1))),
+      rank_(new_aligned<std::uint64_t>(n_points_ * codes())) {
   std::vector<Range> range = features.ranges();
   for (int d = 0; d < dim_; ++d) {
     range[d].low *= axis_scale(d, dim_);

@@ -49,9 +49,9 @@ template <class T> typename Plan<T>::State& Plan<T>::state(int number) {
   if (found.splatted.empty())
     for (const auto& term : terms_) {
       const std::size_t size = term.kernel->table_rows() * stride;
-      found.splatted.emplace_back(new T[size]);
-      found.blurred.emplace_back(new T[size]);
-      found.folded.emplace_back(term.is_matrix ? new T[size] : nullptr);
+      found.splatted.push_back(new_aligned<T>(size));
+      found.blurred.push_back(new_aligned<T>(size));
+      found.folded.push_back(term.is_matrix ? new_aligned<T>(size) : AlignedArray<T>());
     }
   return found;
 }
@@ -84,7 +84,7 @@ template <class T> PlanSums Plan<T>::step(int from, int to, const T* old, T* q) 
   const bool has_old = old != nullptr && from >= 0;
   parallel_ranges(n_runs, threads_, std::max<std::size_t>(1, 512 / run_length_),
                   [&](int part, std::size_t begin, std::size_t end) {
-    typename BufferPool<T>::Loan scratch(buffers_, (5 + line_rows) * stride);
+    typename BufferPool<T>::Loan scratch(buffers_, (pass_scratch + line_rows) * stride);
     T* const* own = &tables[part * n_terms];
     for (int m = 0; m < n_terms; ++m) {
       auto& rows = touched[part * n_terms + m] = terms_[m].kernel->rows_of_runs(begin, end);
@@ -102,11 +102,10 @@ template <class T> PlanSums Plan<T>::step(int from, int to, const T* old, T* q) 
     for (std::size_t run = begin; run < end; ++run) {
       const std::size_t first = run * run_length_;
       input.count = std::min(run_length_, n_points_ - first);
-      input.readable = (n_points_ - first) * n_labels_;
       input.unary = unary_ + first * n_labels_;
       input.old = old ? old + first * n_labels_ : nullptr;
       input.q = q ? q + first * n_labels_ : nullptr;
-      T* lines = scratch.data() + 5 * stride;
+      T* lines = scratch.data() + pass_scratch * stride;
       for (int m = 0; m < n_terms; ++m) {
         const PlanTerm<T>& term = terms_[m];
         PassTerm<T>& now = terms[m];

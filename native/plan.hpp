@@ -44,7 +44,7 @@ template <class T> class Plan {
  private:
   struct State {
     // of each term: S' q, B' S' q, and the latter times mu where that is a matrix
-    std::vector<std::unique_ptr<T[]>> splatted, blurred, folded;
+    std::vector<AlignedArray<T>> splatted, blurred, folded;
   };
   State& state(int number);
   void finish(State& fresh, bool with_row_sums, PlanSums& sums);
