@@ -83,6 +83,15 @@ template <class T, class Operator, class Class> void bind_operator(Class& bound)
              self.diagonal(threads, data);
            },
            "out"_a.noconvert(), "threads"_a)
+      .def("row_sums",
+           [](Operator& self, OutVector<T> out, int threads) {
+             require_threads(threads);
+             require(out.shape(0) == self.n_points(), "out has the wrong length");
+             T* data = out.data();
+             nb::gil_scoped_release release;
+             self.row_sums(threads, data);
+           },
+           "out"_a.noconvert(), "threads"_a)
       .def("feature_gradient",
            [](Operator& self, Matrix<T> u, Scale<T> u_scale, Matrix<T> v, Scale<T> v_scale,
               OutMatrix<T> out, std::optional<OutMatrix<T>> filtered_u, int threads) {
@@ -284,6 +293,14 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
                                 out.data());
         },
         "x"_a.noconvert(), "out"_a.noconvert(), "threads"_a);
+
+  m.def("largest",
+        [](Matrix<T> x, int threads) {
+          require_threads(threads);
+          nb::gil_scoped_release release;
+          return largest<T>(x.data(), x.size(), threads);
+        },
+        "x"_a.noconvert(), "threads"_a);
 
   m.def("dot",
         [](Matrix<T> a, Matrix<T> b, int threads) {

@@ -114,25 +114,14 @@ void Grid<T>::close_run(std::size_t begin, T* to, int n_columns, const PassTerm<
 template <class T> void Grid<T>::blur(const T* x, int n_columns, int threads, T* out) {
   const std::size_t size = n_nodes_ * padded_columns<T>(n_columns);
   typename BufferPool<T>::Loan spare(buffers_, size);
+  const T own_taps[] = {T(taps[0]), T(taps[1]), T(taps[2])};
   std::size_t inner = padded_columns<T>(n_columns);
   for (int a = dim() - 1; a >= 0; --a) {
     const std::size_t n = axes_[a].n_nodes;
     T* target = a % 2 ? spare.data() : out;
     parallel_ranges(size / inner, threads, std::max<std::size_t>(1, 8192 / inner),
                     [&](int, std::size_t begin, std::size_t end) {
-      for (std::size_t row = begin; row < end; ++row) {
-        const std::size_t at = row % n;
-        const T* rows[5];
-        T factors[5];
-        int count = 0;
-        for (int step = -2; step <= 2; ++step) {
-          const auto other = static_cast<std::ptrdiff_t>(at) + step;
-          if (other < 0 || other >= static_cast<std::ptrdiff_t>(n)) continue;
-          rows[count] = x + row * inner + step * static_cast<std::ptrdiff_t>(inner);
-          factors[count++] = static_cast<T>(taps[std::abs(step)]);
-        }
-        kernels<T>().combine(rows, factors, count, inner, target + row * inner);
-      }
+      kernels<T>().blur_axis(x, own_taps, n, inner, begin, end, target);
     });
     x = target;
     inner *= n;
@@ -192,6 +181,32 @@ template <class T> void Grid<T>::diagonal(int threads, T* out) const {
     for (const double f : axis.fraction)
       along.back().push_back(((1 - f) * (1 - f) + f * f) * taps[0] + 2 * f * (1 - f) * taps[1]);
   }
+  outer_product(along, threads, out);
+}
+
+// K 1 is a product too, because K and 1 are.
+template <class T> void Grid<T>::row_sums(int threads, T* out) {
+  std::vector<std::vector<double>> along;
+  for (const Axis& axis : axes_) {
+    const auto n = static_cast<std::ptrdiff_t>(axis.n_nodes);
+    std::vector<double> mass(axis.n_nodes), blurred(axis.n_nodes);
+    for (std::size_t x = 0; x < axis.node.size(); ++x) {
+      mass[axis.node[x]] += 1.0 - axis.fraction[x];
+      mass[axis.node[x] + 1] += axis.fraction[x];
+    }
+    for (std::ptrdiff_t at = 0; at < n; ++at)
+      for (std::ptrdiff_t other = std::max<std::ptrdiff_t>(at - 2, 0); other <= at + 2 && other < n; ++other)
+        blurred[at] += taps[std::abs(other - at)] * mass[other];
+    along.emplace_back();
+    for (std::size_t x = 0; x < axis.node.size(); ++x)
+      along.back().push_back((1.0 - axis.fraction[x]) * blurred[axis.node[x]] +
+                             axis.fraction[x] * blurred[axis.node[x] + 1]);
+  }
+  outer_product(along, threads, out);
+}
+
+template <class T>
+void Grid<T>::outer_product(const std::vector<std::vector<double>>& along, int threads, T* out) const {
   parallel_ranges(n_lines_, threads, 16, [&](int, std::size_t begin, std::size_t end) {
     for (std::size_t line = begin; line < end; ++line) {
       double outer = 1;

@@ -34,6 +34,7 @@ template <class T> class Grid : public TableOperator<T> {
   std::size_t table_rows() const override { return n_nodes_; }
   T gain() const override { return T(1); }
   void blur(const T* x, int n_columns, int threads, T* out) override;
+  void row_sums(int threads, T* out) override;
   std::size_t run_length() const override { return line_length(); }
   std::size_t line_rows() const override { return axes_.back().n_nodes; }
   typename TableOperator<T>::Rows rows_of_runs(std::size_t begin, std::size_t end) const override;
@@ -57,6 +58,8 @@ template <class T> class Grid : public TableOperator<T> {
   Corners corners_of_line(std::size_t line, int derivative = -1) const;
   void gather_line(const Corners& corners, const T* table, int n_columns, T* out) const;
   void splat(const T* x, const T* scale, int n_columns, int threads, T* out);
+  // out_i = product over axes of along[axis][i's place on it]
+  void outer_product(const std::vector<std::vector<double>>& along, int threads, T* out) const;
   std::size_t line_length() const { return axes_.back().node.size(); }
 
   std::vector<Axis> axes_;

@@ -18,8 +18,8 @@ namespace {
 
 template <class T> constexpr Kernels<T> table() {
   return {splat<T>,      slice<T>,   correlate<T>, blur<T>, add<T>, exact_tile<T>,
-          message<T>,    center<T>,  dot<T>,       step<T>, pass<T>,
-          combine<T>,    add_scaled<T>, column_dots<T>, embed<T>};
+          message<T>,    center<T>,  largest<T>, dot<T>,       step<T>, pass<T>,
+          combine<T>,    add_scaled<T>, column_dots<T>, blur_axis<T>, embed<T>};
 }
 
 }  // namespace

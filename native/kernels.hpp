@@ -144,6 +144,8 @@ template <class T> struct Kernels {
                   int n_columns, T* out);
   // out_i = x_i - min_l x_il; returns the sum of the minima.
   double (*center)(const T* x, std::size_t begin, std::size_t end, int n_columns, T* out);
+  // max |x|, NaN if an entry is not finite
+  double (*largest)(const T* x, std::size_t begin, std::size_t end);
   // sum a b in double precision
   double (*dot)(const T* a, const T* b, std::size_t begin, std::size_t end);
   // One update of rows [begin, end); scratch holds 5 padded rows.
@@ -156,6 +158,9 @@ template <class T> struct Kernels {
   void (*add_scaled)(const T* x, T factor, std::size_t length, T* out);
   // out[c] = sum_r x[r, c] y[r, c] of padded rows
   void (*column_dots)(const T* x, const T* y, std::size_t n_rows, int n_padded, double* out);
+  // Rows [begin, end) of a blur with five symmetric taps along the middle axis of (outer, n, inner).
+  void (*blur_axis)(const T* in, const T* taps, std::size_t n, std::size_t inner, std::size_t begin,
+                    std::size_t end, T* out);
   // Finds the simplices of embed_block points on the permutohedral lattice (Adams et al. 2010).
   void (*embed)(const Embedding<T>&);
 };

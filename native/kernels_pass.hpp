@@ -15,68 +15,67 @@ template <int N, class Body> [[gnu::always_inline]] inline void each(Body&& body
   body(Count<N - 1>{});
 }
 
-// Calls body(Count<C>{}) with the number of corners where it is a common one, so that loops over them
-// unroll, and body(Count<0>{}) otherwise.
-template <class Body> [[gnu::always_inline]] inline void with_corners(int corners, Body&& body) {
-  switch (corners) {
-    case 2: body(Count<2>{}); break;
-    case 5: body(Count<5>{}); break;
-    case 6: body(Count<6>{}); break;
-    default: body(Count<0>{});
+// The terms of a pass: any, or as many as there are numbers of corners here, which lets loops over
+// corners unroll; the latter also have scales and factors, which need not be asked for then.
+template <int... Corners> struct Terms {
+  static constexpr bool known = sizeof...(Corners) > 0;
+  template <class T> static bool match(const PassInput<T>& in) {
+    constexpr int wanted[] = {Corners...};
+    if (in.n_terms != static_cast<int>(sizeof...(Corners))) return false;
+    for (int m = 0; m < in.n_terms; ++m)
+      if (in.terms[m].corners != wanted[m] || !in.terms[m].before || !in.terms[m].after ||
+          !in.terms[m].factor || !in.terms[m].to)
+        return false;
+    return true;
   }
-}
+  // body(term, Count<corners>{}, whether the term is complete)
+  template <class T, class Body>
+  [[gnu::always_inline]] static void each(const PassInput<T>& in, Body&& body) {
+    const PassTerm<T>* term = in.terms;
+    (body(*term++, Count<Corners>{}), ...);
+  }
+};
+template <> struct Terms<> {
+  static constexpr bool known = false;
+  template <class T> static bool match(const PassInput<T>&) { return true; }
+  template <class T, class Body>
+  [[gnu::always_inline]] static void each(const PassInput<T>& in, Body&& body) {
+    for (int m = 0; m < in.n_terms; ++m) body(in.terms[m], Count<0>{});
+  }
+};
 
 // sum_c weight_c table[vertex_c], times the row's scale.
-template <class V, int K, class T>
+template <class V, int K, int Fixed, class T>
 [[gnu::always_inline]] inline void slice_row(const PassTerm<T>& term, std::size_t i, int first,
                                              int stride, V* sum) {
+  const int corners = Fixed > 0 ? Fixed : term.corners;
+  const std::int32_t* vertex = term.vertex + i * corners;
+  const T* weight = term.weight + i * corners;
   for (int k = 0; k < K; ++k) sum[k] = V{};
-  with_corners(term.corners, [&](auto fixed) __attribute__((always_inline)) {
-    const int corners = decltype(fixed)::value ? decltype(fixed)::value : term.corners;
-    const std::int32_t* vertex = term.vertex + i * corners;
-    const T* weight = term.weight + i * corners;
-    for (int c = 0; c < corners; ++c) {
-      const T* row = term.from + static_cast<std::size_t>(vertex[c]) * stride + first;
-      for (int k = 0; k < K; ++k) sum[k] += weight[c] * load<V>(row + k * Traits<V>::width);
-    }
-  });
-  if (term.after) {
+  for (int c = 0; c < corners; ++c) {
+    const T* row = term.from + static_cast<std::size_t>(vertex[c]) * stride + first;
+    for (int k = 0; k < K; ++k) sum[k] += weight[c] * load<V>(row + k * Traits<V>::width);
+  }
+  if (Fixed > 0 || term.after) {
     const T scale = term.after[i];
     for (int k = 0; k < K; ++k) sum[k] *= scale;
   }
 }
 
-template <class V, int K, class T>
+template <class V, int K, int Fixed, class T>
 [[gnu::always_inline]] inline void splat_row(const PassTerm<T>& term, std::size_t i, int first,
                                              int stride, const V* value) {
-  const T scale = term.before ? term.before[i] : T(1);
+  const int corners = Fixed > 0 ? Fixed : term.corners;
+  const std::int32_t* vertex = term.vertex + i * corners;
+  const T* weight = term.weight + i * corners;
+  const T scale = Fixed > 0 || term.before ? term.before[i] : T(1);
   V scaled[K];
   for (int k = 0; k < K; ++k) scaled[k] = scale * value[k];
-  with_corners(term.corners, [&](auto fixed) __attribute__((always_inline)) {
-    const int corners = decltype(fixed)::value ? decltype(fixed)::value : term.corners;
-    const std::int32_t* vertex = term.vertex + i * corners;
-    const T* weight = term.weight + i * corners;
-    for (int c = 0; c < corners; ++c) {
-      T* row = term.to + static_cast<std::size_t>(vertex[c]) * stride + first;
-      for (int k = 0; k < K; ++k)
-        store<V>(row + k * Traits<V>::width,
-                 load<V>(row + k * Traits<V>::width) + weight[c] * scaled[k]);
-    }
-  });
-}
-
-// The rows of lattice tables that a point touches are scattered over more memory than the fastest cache
-// holds: they are asked for some points ahead.
-constexpr std::size_t ahead = 4;
-template <class T> inline void prefetch(const PassTerm<T>& term, std::size_t i, int stride) {
-  if (term.corners <= 2) return;  // a line of a grid, which stays in the cache
-  const std::int32_t* vertex = term.vertex + i * term.corners;
-  for (int c = 0; c < term.corners; ++c) {
-    const std::size_t row = static_cast<std::size_t>(vertex[c]) * stride;
-    for (int k = 0; k < stride; k += 64 / static_cast<int>(sizeof(T))) {
-      if (term.from) __builtin_prefetch(term.from + row + k, 0);
-      if (term.to) __builtin_prefetch(term.to + row + k, 1);
-    }
+  for (int c = 0; c < corners; ++c) {
+    T* row = term.to + static_cast<std::size_t>(vertex[c]) * stride + first;
+    for (int k = 0; k < K; ++k)
+      store<V>(row + k * Traits<V>::width,
+               load<V>(row + k * Traits<V>::width) + weight[c] * scaled[k]);
   }
 }
 
@@ -114,7 +113,7 @@ template <class V> struct PassTotals {
 // other point fills the gaps. `Inside` says that reading and writing whole vectors of these rows stays
 // inside the arrays: what is read beyond a row does not count, what is written there is overwritten by
 // the next row. `Plain` leaves out everything about self-pairs.
-template <class V, int Fixed, int Points, bool Inside, bool Plain>
+template <class V, int Fixed, class Known, int Points, bool Inside, bool Plain>
 [[gnu::always_inline]] inline void pass_points(const PassInput<typename Traits<V>::element>& in,
                                                std::size_t i, const V& real,
                                                typename Traits<V>::element* scratch,
@@ -135,8 +134,6 @@ template <class V, int Fixed, int Points, bool Inside, bool Plain>
     weights[p].use(scratch);
     log_q[p].use(scratch + n);
     alpha[p].use(scratch + 2 * n);
-    if (i + p + ahead < in.count)
-      for (int m = 0; m < in.n_terms; ++m) prefetch(in.terms[m], i + p + ahead, n);
     if (!Plain)
       for (int c = 0; c < n; c += width) {
         V sum = {};
@@ -149,16 +146,15 @@ template <class V, int Fixed, int Points, bool Inside, bool Plain>
       constexpr int K = decltype(group)::value;
       V e[K];
       for (int k = 0; k < K; ++k) e[k] = read(in.unary, p, first + k * width);
-      for (int m = 0; m < in.n_terms; ++m) {
-        const PassTerm<T>& term = in.terms[m];
-        if (!term.from) continue;
+      Known::each(in, [&](const PassTerm<T>& term, auto corners) __attribute__((always_inline)) {
+        if (!term.from) return;
         V sum[K];
-        slice_row<V, K>(term, i + p, first, stride, sum);
-        if (term.factor)
+        slice_row<V, K, decltype(corners)::value>(term, i + p, first, stride, sum);
+        if (Known::known || term.factor)
           for (int k = 0; k < K; ++k) e[k] += load<V>(term.factor + first + k * width) * sum[k];
         else
           for (int k = 0; k < K; ++k) e[k] += sum[k];
-      }
+      });
       for (int k = 0; k < K; ++k) {
         const int c = first + k * width;
         if (!Plain && in.without_self) e[k] += alpha[p].get(c) * read(in.old, p, c);
@@ -223,13 +219,15 @@ template <class V, int Fixed, int Points, bool Inside, bool Plain>
           else store_first<V>(at, q[k], tail);
         }
       }
-      for (int m = 0; m < in.n_terms; ++m)
-        if (in.terms[m].to) splat_row<V, K>(in.terms[m], i + p, first, stride, q);
+      Known::each(in, [&](const PassTerm<T>& term, auto corners) __attribute__((always_inline)) {
+        if (Known::known || term.to)
+          splat_row<V, K, decltype(corners)::value>(term, i + p, first, stride, q);
+      });
     });
   });
 }
 
-template <class V, int Fixed, bool Plain>
+template <class V, int Fixed, class Known, bool Plain>
 PassSums pass_run(const PassInput<typename Traits<V>::element>& in,
                   typename Traits<V>::element* scratch) {
   constexpr std::size_t points = Fixed > 0 && Plain ? 2 : 1;
@@ -242,19 +240,25 @@ PassSums pass_run(const PassInput<typename Traits<V>::element>& in,
   for (std::size_t k = 0; k < columns - (n - Traits<V>::width); ++k) real[k] = 1;
   std::size_t i = 0;
   for (; i + points <= inside; i += points) {
-    pass_points<V, Fixed, points, true, Plain>(in, i, real, scratch, totals);
+    pass_points<V, Fixed, Known, points, true, Plain>(in, i, real, scratch, totals);
     // Totals lie between 1 and the number of labels: a few multiply before one logarithm is taken.
     if (i % 16 == 16 - points) totals.flush();
   }
-  for (; i < in.count; ++i) pass_points<V, Fixed, 1, false, Plain>(in, i, real, scratch, totals);
+  for (; i < in.count; ++i) pass_points<V, Fixed, Known, 1, false, Plain>(in, i, real, scratch, totals);
   totals.flush();
   return {sum_lanes(totals.free_energy) - totals.log_mass, sum_lanes(totals.self),
           static_cast<double>(max_lanes<V>(totals.moved))};
 }
 
+// Positions and colours of a picture (2 + 6 corners), of a grey volume (2 + 5), or anything.
 template <class V, int Fixed, class T> PassSums pass_kind(const PassInput<T>& in, T* scratch) {
-  return in.has_strength ? pass_run<V, Fixed, false>(in, scratch)
-                         : pass_run<V, Fixed, true>(in, scratch);
+  if constexpr (Fixed > 0) {
+    const bool plain = !in.has_strength;
+    if (plain && Terms<2, 6>::match(in)) return pass_run<V, Fixed, Terms<2, 6>, true>(in, scratch);
+    if (plain && Terms<2, 5>::match(in)) return pass_run<V, Fixed, Terms<2, 5>, true>(in, scratch);
+  }
+  return in.has_strength ? pass_run<V, Fixed, Terms<>, false>(in, scratch)
+                         : pass_run<V, Fixed, Terms<>, true>(in, scratch);
 }
 
 template <class T> PassSums pass(const PassInput<T>& in, T* scratch) {
@@ -294,17 +298,50 @@ template <class T> void add_scaled(const T* x, T factor, std::size_t length, T* 
 
 template <class T>
 void column_dots(const T* x, const T* y, std::size_t n_rows, int n_padded, double* out) {
-  // Short sums in T, long ones in double.
-  constexpr std::size_t block = 32;
+  constexpr std::size_t block = 32;  // short sums in T, long ones in double
   for (int c = 0; c < n_padded; ++c) out[c] = 0;
   using V = typename Lanes<T, 16>::type;
   constexpr int width = Traits<V>::width;
-  for (int c = 0; c < n_padded; c += width)
-    for (std::size_t begin = 0; begin < n_rows; begin += block) {
-      const std::size_t end = begin + block < n_rows ? begin + block : n_rows;
-      V sum = {};
+  for (std::size_t begin = 0; begin < n_rows; begin += block) {
+    const std::size_t end = begin + block < n_rows ? begin + block : n_rows;
+    for_column_groups<V>(n_padded, [&](auto group, int first) {
+      constexpr int K = decltype(group)::value;
+      V sum[K] = {};
       for (std::size_t r = begin; r < end; ++r)
-        sum += load<V>(x + r * n_padded + c) * load<V>(y + r * n_padded + c);
-      for (int k = 0; k < width; ++k) out[c + k] += static_cast<double>(sum[k]);
+        for (int k = 0; k < K; ++k)
+          sum[k] += load<V>(x + r * n_padded + first + k * width) *
+                    load<V>(y + r * n_padded + first + k * width);
+      for (int k = 0; k < K; ++k)
+        for (int t = 0; t < width; ++t) out[first + k * width + t] += static_cast<double>(sum[k][t]);
+    });
+  }
+}
+
+// Along the middle axis of (outer, n, inner): out[o, k] = sum_s taps[|s|] in[o, k + s], |s| <= 2. `inner`
+// is a whole number of vectors. Rows are numbered o * n + k.
+template <class T>
+void blur_axis(const T* in, const T* taps, std::size_t n, std::size_t inner, std::size_t begin,
+               std::size_t end, T* out) {
+  using V = typename Lanes<T, 16>::type;  // the shortest that rows are padded to
+  for (std::size_t row = begin; row < end; ++row) {
+    const std::size_t at = row % n;
+    const T* centre = in + row * inner;
+    T* target = out + row * inner;
+    if (at >= 2 && at + 2 < n) {
+      for (std::size_t k = 0; k < inner; k += Traits<V>::width)
+        store<V>(target + k,
+                 taps[0] * load<V>(centre + k) +
+                     taps[1] * (load<V>(centre + k - inner) + load<V>(centre + k + inner)) +
+                     taps[2] * (load<V>(centre + k - 2 * inner) + load<V>(centre + k + 2 * inner)));
+      continue;
     }
+    const V none = {};
+    for (std::size_t k = 0; k < inner; k += Traits<V>::width)
+      store<V>(target + k,
+               taps[0] * load<V>(centre + k) +
+                   taps[1] * ((at >= 1 ? load<V>(centre + k - inner) : none) +
+                              (at + 1 < n ? load<V>(centre + k + inner) : none)) +
+                   taps[2] * ((at >= 2 ? load<V>(centre + k - 2 * inner) : none) +
+                              (at + 2 < n ? load<V>(centre + k + 2 * inner) : none)));
+  }
 }

@@ -78,6 +78,26 @@ double center(const T* x, std::size_t begin, std::size_t end, int n_columns, T* 
   return sum;
 }
 
+template <class T> double largest(const T* x, std::size_t begin, std::size_t end) {
+  using V = typename Lanes<T, 32>::type;
+  constexpr std::size_t width = Traits<V>::width;
+  V most[2] = {}, unordered[2] = {};
+  std::size_t k = begin;
+  for (; k + 2 * width <= end; k += 2 * width)
+    for (int half = 0; half < 2; ++half) {
+      const V value = load<V>(x + k + half * width);
+      most[half] = larger(most[half], absolute(value));
+      unordered[half] += value * T(0);  // infinities and NaN alike make this NaN
+    }
+  T found = max_lanes<V>(larger(most[0], most[1])), rest = sum_lanes<V>(unordered[0] + unordered[1]);
+  for (; k < end; ++k) {
+    const T magnitude = std::abs(x[k]);
+    found = magnitude > found ? magnitude : found;
+    rest += x[k] * T(0);
+  }
+  return static_cast<double>(found + rest);
+}
+
 template <class T> double dot(const T* a, const T* b, std::size_t begin, std::size_t end) {
   using V = typename Lanes<T, 32>::type;
   constexpr int width = Traits<V>::width;

@@ -29,10 +29,48 @@ void Lattice<T>::blur_order(const T* in, bool reversed, int n_columns, int threa
 template <class T> void Lattice<T>::blur(const T* x, int n_columns, int threads, T* out) {
   const std::size_t size = (n_vertices_ + 1) * padded_columns<T>(n_columns);
   typename BufferPool<T>::Loan backward(buffers_, size), spare(buffers_, size);
-  blur_order(x, false, n_columns, threads, spare.data(), out);
-  if (!one_order_) blur_order(x, true, n_columns, threads, spare.data(), backward.data());
+  if (one_order_ || threads != 2) {
+    blur_order(x, false, n_columns, threads, spare.data(), out);
+    if (!one_order_) blur_order(x, true, n_columns, threads, spare.data(), backward.data());
+  } else {  // two threads need not meet after every axis
+    typename BufferPool<T>::Loan other(buffers_, size);
+    run_parts(2, [&](int part) {
+      if (part == 0) blur_order(x, false, n_columns, 1, spare.data(), out);
+      else blur_order(x, true, n_columns, 1, other.data(), backward.data());
+    });
+  }
   parallel_ranges(size, threads, 1 << 14, [&](int, std::size_t begin, std::size_t end) {
     kernels<T>().add(one_order_ ? out : backward.data(), begin, end, out);
+  });
+}
+
+// Number by number: a vector for one column would be mostly empty.
+template <class T> void Lattice<T>::row_sums(int threads, T* out) {
+  if (n_points_ == 0) return;
+  const std::size_t corners = dim_ + 1, rows = n_vertices_ + 1, stride = padded_columns<T>(1);
+  const int parts = static_cast<int>(std::min<std::size_t>(threads, 1 + n_points_ / rows));
+  typename BufferPool<T>::Loan mass(buffers_, rows * parts), table(buffers_, rows * stride),
+      blurred(buffers_, rows * stride);
+  std::fill_n(mass.data(), rows * parts, T(0));
+  parallel_ranges(n_points_, parts, 1, [&](int part, std::size_t begin, std::size_t end) {
+    T* own = mass.data() + rows * part;
+    for (std::size_t k = begin * corners; k < end * corners; ++k) own[vertex_[k]] += weight_[k];
+  });
+  for (std::size_t row = 0; row < rows; ++row) {
+    T sum = mass.data()[row];
+    for (int part = 1; part < parts; ++part) sum += mass.data()[rows * part + row];
+    for (std::size_t k = 0; k < stride; ++k) table.data()[row * stride + k] = k ? T(0) : sum;
+  }
+  blur(table.data(), 1, threads, blurred.data());
+  const T half = gain();
+  for (std::size_t row = 0; row < rows; ++row) mass.data()[row] = half * blurred.data()[row * stride];
+  parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
+    const T* values = mass.data();
+    for (std::size_t i = begin; i < end; ++i) {
+      T sum = 0;
+      for (std::size_t k = i * corners; k < (i + 1) * corners; ++k) sum += weight_[k] * values[vertex_[k]];
+      out[i] = sum;
+    }
   });
 }
 
@@ -121,12 +159,14 @@ void Lattice<T>::feature_gradient(const T* u, const T* u_scale, const T* v, cons
   });
 }
 
+template void Lattice<float>::row_sums(int, float*);
 template void Lattice<float>::blur(const float*, int, int, float*);
 template void Lattice<float>::open_run(std::size_t, const float*, float*, int, float*, PassTerm<float>&) const;
 template void Lattice<float>::apply(const float*, const float*, const float*, int, int, float*);
 template void Lattice<float>::chain_to_features(std::size_t, const double*, float*) const;
 template void Lattice<float>::feature_gradient(const float*, const float*, const float*, const float*, int, int, float*,
                                              float*);
+template void Lattice<double>::row_sums(int, double*);
 template void Lattice<double>::blur(const double*, int, int, double*);
 template void Lattice<double>::open_run(std::size_t, const double*, double*, int, double*, PassTerm<double>&) const;
 template void Lattice<double>::apply(const double*, const double*, const double*, int, int, double*);

@@ -50,6 +50,7 @@ template <class T> class Lattice : public TableOperator<T> {
   std::size_t table_rows() const override { return n_vertices_ + 1; }
   T gain() const override { return T(0.5); }
   void blur(const T* x, int n_columns, int threads, T* out) override;
+  void row_sums(int threads, T* out) override;
   std::size_t run_length() const override { return 0; }
   std::size_t line_rows() const override { return 0; }
   typename TableOperator<T>::Rows rows_of_runs(std::size_t, std::size_t) const override {

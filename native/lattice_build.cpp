@@ -26,9 +26,15 @@ template <std::size_t Words, std::size_t Codes> class SimplexFinder {
   SimplexFinder(std::size_t expected, int dim, const std::vector<Key<Words>>& along)
       : table(expected), dim_(dim), along_(along), known_(n_known) {}
 
-  const std::int32_t* find(const Simplex<Words, Codes>& simplex) {
+  // Where a simplex would be remembered, on its way into the cache.
+  std::size_t slot(const Simplex<Words, Codes>& simplex) const {
     const std::uint64_t mixed = (simplex.base[0] ^ (simplex.ranks[0] << 7)) * 0x9E3779B97F4A7C15ull;
-    Known& known = known_[(mixed >> 40) % n_known];
+    const std::size_t found = (mixed >> 40) % n_known;
+    __builtin_prefetch(&known_[found]);
+    return found;
+  }
+  const std::int32_t* find(const Simplex<Words, Codes>& simplex, std::size_t slot) {
+    Known& known = known_[slot];
     if (known.vertex[0] == 0 || !same(known.simplex.base, simplex.base) ||
         !same(known.simplex.ranks, simplex.ranks)) {
       known.simplex = simplex;
@@ -40,7 +46,7 @@ template <std::size_t Words, std::size_t Codes> class SimplexFinder {
   VertexTable<Words> table;
 
  private:
-  static constexpr std::size_t n_known = 1 << 13;
+  static constexpr std::size_t n_known = 1 << 14;
   struct Known {
     Simplex<Words, Codes> simplex;
     std::int32_t vertex[Codes == 1 ? 8 : max_lattice_dim + 1] = {};
@@ -116,17 +122,21 @@ void Lattice<T>::build(const Features& features, const KeyLayout& layout, int th
                                     layout.offset.data(), dim, weight, rank, key,
                                     static_cast<int>(Codes), static_cast<int>(Words)};
     const std::size_t stored_codes = codes();
-    Simplex<Words, Codes> simplex;
+    Simplex<Words, Codes> simplex[B];
+    std::size_t slot[B];
     for (std::size_t first = begin; first < end; first += B) {
       const int count = static_cast<int>(std::min<std::size_t>(B, end - first));
       features.block(first, count, B, position);
       kernels<Work>().embed(embedding);
       for (int t = 0; t < count; ++t) {
-        for (std::size_t w = 0; w < Words; ++w) simplex.base[w] = key[w * B + t];
-        for (std::size_t k = 0; k < Codes; ++k) simplex.ranks[k] = rank[k * B + t];
+        for (std::size_t w = 0; w < Words; ++w) simplex[t].base[w] = key[w * B + t];
+        for (std::size_t k = 0; k < Codes; ++k) simplex[t].ranks[k] = rank[k * B + t];
         for (std::size_t k = 0; k < stored_codes; ++k)
           rank_[(first + t) * stored_codes + k] = rank[k * B + t];
-        const std::int32_t* vertex = share.finder->find(simplex);
+        slot[t] = share.finder->slot(simplex[t]);
+      }
+      for (int t = 0; t < count; ++t) {
+        const std::int32_t* vertex = share.finder->find(simplex[t], slot[t]);
         const std::size_t row = (first + t) * corners;
         for (int c = 0; c < corners; ++c) {
           vertex_[row + c] = vertex[c];

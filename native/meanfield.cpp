@@ -192,6 +192,18 @@ double center_rows(const T* x, std::size_t n_rows, int n_columns, int threads, T
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
+template <class T> double largest(const T* x, std::size_t size, int threads) {
+  std::vector<double> parts(threads, 0.0);
+  parallel_ranges(size, threads, 1 << 14, [&](int part, std::size_t begin, std::size_t end) {
+    parts[part] = kernels<T>().largest(x, begin, end);
+  });
+  double found = 0;
+  for (const double part : parts)
+    if (!(part <= found)) found = part;  // a NaN enters and, comparing false, is not left again
+  return std::isnan(found) ? found
+                           : *std::max_element(parts.begin(), parts.end());
+}
+
 template <class T> double dot(const T* a, const T* b, std::size_t size, int threads) {
   std::vector<double> sums(threads, 0.0);
   parallel_ranges(size, threads, 1 << 14, [&](int part, std::size_t begin, std::size_t end) {
@@ -224,6 +236,7 @@ StepSums update_marginals(const T* unary, const T* pairwise, const T* old, const
   template void add_message(Compatibility, const T*, const T*, const T*, T, bool, std::size_t, int, \
                             int, T*);                                                               \
   template double center_rows(const T*, std::size_t, int, int, T*);                                 \
+  template double largest(const T*, std::size_t, int);                                             \
   template double dot(const T*, const T*, std::size_t, int);                                       \
   template StepSums update_marginals(const T*, const T*, const T*, const UpdateTerms<T>&,          \
                                      std::size_t, int, int, T*);

@@ -18,6 +18,9 @@ void add_message(Compatibility kind, const T* values, const T* x, const T* row_s
 template <class T>
 double center_rows(const T* x, std::size_t n_rows, int n_columns, int threads, T* out);
 
+// max |x|, NaN if an entry is not finite.
+template <class T> double largest(const T* x, std::size_t size, int threads);
+
 template <class T> double dot(const T* a, const T* b, std::size_t size, int threads);
 
 // The update of KK13 eq. 8 and 10 with self-pair strengths s_i^(m) = strength[m][i] + shift[m]:

@@ -21,6 +21,7 @@ Plan<T>::Plan(const T* unary, std::size_t n_points, int n_labels, std::vector<Pl
       terms_(std::move(terms)), update_(update), run_length_(0) {
   const std::size_t stride = padded_columns<T>(n_labels), n = n_labels;
   for (const auto& term : terms_) {
+    splatted_.push_back(new_aligned<T>(term.kernel->table_rows() * stride));
     run_length_ = std::max(run_length_, term.kernel->run_length());
     const T gain = term.kernel->gain();
     factor_.emplace_back();
@@ -46,10 +47,9 @@ template <class T> typename Plan<T>::State& Plan<T>::state(int number) {
   while (states_.size() <= static_cast<std::size_t>(number)) states_.emplace_back();
   State& found = states_[number];
   const std::size_t stride = padded_columns<T>(n_labels_);
-  if (found.splatted.empty())
+  if (found.blurred.empty())
     for (const auto& term : terms_) {
       const std::size_t size = term.kernel->table_rows() * stride;
-      found.splatted.push_back(new_aligned<T>(size));
       found.blurred.push_back(new_aligned<T>(size));
       found.folded.push_back(term.is_matrix ? new_aligned<T>(size) : AlignedArray<T>());
     }
@@ -73,9 +73,9 @@ template <class T> PlanSums Plan<T>::step(int from, int to, const T* old, T* q) 
     line_rows += 2 * terms_[m].kernel->line_rows();
     for (int part = 0; part < threads_; ++part) {
       if (part > 0) loans.push_back(std::make_unique<typename BufferPool<T>::Loan>(buffers_, size));
-      tables[part * n_terms + m] = part > 0 ? loans.back()->data() : fresh.splatted[m].get();
+      tables[part * n_terms + m] = part > 0 ? loans.back()->data() : splatted_[m].get();
     }
-    T* table = fresh.splatted[m].get();
+    T* table = splatted_[m].get();
     parallel_ranges(size, threads_, 1 << 15, [&](int, std::size_t begin, std::size_t end) {
       std::fill(table + begin, table + end, T(0));
     });
@@ -136,7 +136,7 @@ template <class T> PlanSums Plan<T>::step(int from, int to, const T* old, T* q) 
   for (int m = 0; m < n_terms; ++m)
     for (int part = 1; part < threads_; ++part) {
       const auto rows = touched[part * n_terms + m];
-      T *total = fresh.splatted[m].get(), *more = tables[part * n_terms + m];
+      T *total = splatted_[m].get(), *more = tables[part * n_terms + m];
       parallel_ranges((rows.end - rows.begin) * stride, threads_, 1 << 15,
                       [&](int, std::size_t begin, std::size_t end) {
         kernels<T>().add(more, rows.begin * stride + begin, rows.begin * stride + end, total);
@@ -154,7 +154,7 @@ template <class T> void Plan<T>::finish(State& fresh, bool with_row_sums, PlanSu
     const PlanTerm<T>& term = terms_[m];
     const std::size_t rows = term.kernel->table_rows();
     const double gain = term.kernel->gain();
-    const T *x = fresh.splatted[m].get(), *y = fresh.blurred[m].get();
+    const T *x = splatted_[m].get(), *y = fresh.blurred[m].get();
     term.kernel->blur(x, n_labels_, threads_, fresh.blurred[m].get());
     const T* z = y;
     if (term.is_matrix) {

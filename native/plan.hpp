@@ -43,8 +43,8 @@ template <class T> class Plan {
 
  private:
   struct State {
-    // of each term: S' q, B' S' q, and the latter times mu where that is a matrix
-    std::vector<AlignedArray<T>> splatted, blurred, folded;
+    // of each term: B' S' q, and that times mu where mu is a matrix
+    std::vector<AlignedArray<T>> blurred, folded;
   };
   State& state(int number);
   void finish(State& fresh, bool with_row_sums, PlanSums& sums);
@@ -59,6 +59,7 @@ template <class T> class Plan {
   std::vector<std::vector<T>> attraction_;
   std::vector<std::vector<T>> matrix_;  // of each term: gain * mu, padded rows and columns
   std::vector<State> states_;
+  std::vector<AlignedArray<T>> splatted_;  // of each term: S' q of the state being made
   BufferPool<T> buffers_;
 };
 

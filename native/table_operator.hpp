@@ -19,6 +19,9 @@ template <class T> class TableOperator {
   // out = B' x, both (table_rows, padded_columns).
   virtual void blur(const T* x, int n_columns, int threads, T* out) = 0;
 
+  // out_i = sum_j K_ij
+  virtual void row_sums(int threads, T* out) = 0;
+
   // Points come in runs of this length (0: of any length), and a run may need lines of the table.
   virtual std::size_t run_length() const = 0;
   virtual std::size_t line_rows() const = 0;

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield import _native
 from crfield._validate import (
+    LARGEST_COST,
     FloatArray,
     InputError,
     as_choice,
@@ -18,6 +20,7 @@ from crfield._validate import (
 )
 from crfield.features import Observation, looks_swapped
 
+_SMALL_COST = 64.0  # float32 numbers up to here are exact to 4e-6
 LAYOUTS = ("channels_last", "channels_first")
 
 
@@ -42,11 +45,26 @@ def grid_of(shape: tuple[int, ...], n_labels: int, layout: str) -> tuple[int, ..
     return shape[1:] if first else shape[:-1]
 
 
-def as_costs(unary: NDArray[Any], layout: str) -> FloatArray:
+def as_costs(unary: NDArray[Any], layout: str, threads: int = 1) -> FloatArray:
     """The unary as contiguous floats (*grid, L) of sane size."""
+    ready = unary.dtype in (np.float32, np.float64) and unary.flags.c_contiguous
+    if ready and layout == "channels_last" and unary.dtype.isnative:
+        flat = unary.reshape(-1, unary.shape[-1])
+        if _native.largest(flat, threads) <= LARGEST_COST:  # False for NaN as well
+            return unary
     costs = _labels_last(as_floats(unary, "unary"), layout)
     check_magnitude(costs, "unary")
     return costs
+
+
+def center_costs(costs: FloatArray, threads: int) -> tuple[FloatArray, float]:
+    """Costs (N, L) whose numbers are small where labels are likely, and the sum of what was taken
+    off: float32 has few digits to spare for a constant that changes nothing.
+    """
+    if _native.largest(costs, threads) <= _SMALL_COST:
+        return costs, 0.0
+    centred = np.empty_like(costs)
+    return centred, _native.center_rows(costs, centred, threads)
 
 
 def as_start(

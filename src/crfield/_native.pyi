@@ -15,6 +15,7 @@ class _Operator:
 
 class _Table(_Operator):
     def diagonal(self, out: Array, threads: int) -> None: ...
+    def row_sums(self, out: Array, threads: int) -> None: ...
     def feature_gradient(
         self, u: Array, u_scale: Array | None, v: Array, v_scale: Array | None, out: Array,
         filtered_u: Array | None, threads: int,
@@ -68,3 +69,5 @@ def update_marginals(
     unary: Array, pairwise: Array, old: Array, strength: Sequence[Array | None], shift: Array,
     compatibility: Array, full: bool, out: Array, threads: int,
 ) -> tuple[float, float, float]: ...
+
+def largest(x: Array, threads: int) -> float: ...

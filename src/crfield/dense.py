@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from crfield import _native
-from crfield._inputs import as_costs, as_start, check_inference_memory, grid_of
+from crfield._inputs import as_costs, as_start, center_costs, check_inference_memory, grid_of
 from crfield._parallel import thread_count
 from crfield._validate import (
     LARGEST_COST,
@@ -200,13 +199,12 @@ class DenseCRF:
             working_dtype(values), self.n_labels, len(self.terms), observation
         )
         costs = self.recalibrate(
-            self.unary_features(as_costs(values, layout), observation)
+            self.unary_features(as_costs(values, layout, n_threads), observation)
         )
         start = None if init is None else as_start(init, costs, layout, observation)
 
         flat = observation.select(costs.reshape(-1, self.n_labels))
-        centred = np.empty_like(flat)
-        offset = _native.center_rows(flat, centred, n_threads)
+        centred, offset = center_costs(flat, n_threads)
         report = None if callback is None else _with_offset(callback, offset)
         terms = self.build_terms(observation, costs.dtype, filter, filter_tol, n_threads)
         guarded = check_guarantee(terms, algorithm, self.n_labels, check)

@@ -76,18 +76,22 @@ class NormalizedFilter:
             if scale != 1.0:
                 self.pre = self.post = np.full(n, np.sqrt(scale), dtype)
             return
-        rows = self.apply(np.ones((n, 1), dtype))[:, 0]
+        rows = self.row_sums()
         if n and not rows.min() > 0:
             raise InputError(
                 f"normalization {normalization!r} needs positive row sums, got {rows.min():.3g}; "
                 'use normalization="none" with this kernel shape.'
             )
         if normalization == "symmetric":
-            self.pre = self.post = (1.0 / np.sqrt(rows)).astype(dtype)
+            self.pre = self.post = 1.0 / np.sqrt(rows)
         elif normalization == "before":
-            self.pre = (1.0 / rows).astype(dtype)
+            self.pre = 1.0 / rows
         else:
-            self.post = (1.0 / rows).astype(dtype)
+            self.post = 1.0 / rows
+
+    def row_sums(self) -> FloatArray:
+        """K 1 without normalisation."""
+        return self._run(np.ones((self.n_variables, 1), self.dtype), None, None, None)[:, 0]
 
     def apply(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
         return self._run(x, self.pre, self.post, out)
@@ -163,6 +167,11 @@ class TableFilter(NormalizedFilter):
         self._dim = dim
         self.n_vertices = native.n_vertices
         super().__init__(native, n, dtype, normalization, threads, scale=scale)
+
+    def row_sums(self) -> FloatArray:
+        out = np.empty(self.n_variables, self.dtype)
+        self._native.row_sums(out, self._threads)
+        return out
 
     @property
     def native(self) -> Any:

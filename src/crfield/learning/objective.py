@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import _native
 from crfield._arena import Arena, lent_arena
+from crfield._inputs import center_costs
 from crfield._parallel import usable_cores
 from crfield._validate import FloatArray, InputError, as_choice, as_count, as_floats
 from crfield.dense import DenseCRF
@@ -105,8 +105,7 @@ def unroll(
     observation = observe(raw.shape[:-1], example.image)
     features = model.unary_features(raw, observation)
     costs = model.recalibrate(features).reshape(-1, model.n_labels)
-    centred = np.empty_like(costs)
-    _native.center_rows(costs, centred, threads)
+    centred, _ = center_costs(costs, threads)
     terms = model.build_terms(observation, raw.dtype, inference.filter, 0.0, threads)
     problem = Problem(
         centred, terms, self_pairs=inference.algorithm == "concave",
