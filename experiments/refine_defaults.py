@@ -41,7 +41,7 @@ from crfield.refinement import potts_model
 
 N_LABELS, SHRINK = 21, 2
 INFERENCE = Inference(algorithm="concave", n_iter=10)  # as many as `refine` takes at most
-CONFIDENCES = (0.7, 0.8, 0.9, 0.95)
+CONFIDENCES = (0.7, 0.8, 0.9)
 CACHE = REPOSITORY / "experiments" / "cache" / "refine_defaults"
 
 
@@ -98,7 +98,7 @@ def learned(
     CACHE.mkdir(parents=True, exist_ok=True)
     found = learn(
         start.rescaled(1 / SHRINK), [shrunk[i] for i in range(len(shrunk))],
-        groups=("compat", "kernel"), inference=INFERENCE, optimizer="lbfgs", max_iter=15,
+        groups=("compat", "kernel"), inference=INFERENCE, optimizer="lbfgs", max_iter=10,
         n_jobs=jobs, journal=CACHE / f"{name}.journal", resume=True,
     )
     best = found.report.mean_ious[found.report.best_iteration]

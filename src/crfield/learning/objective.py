@@ -25,6 +25,7 @@ from crfield.learning.parameters import ModelGradient, Parameters, Vector
 from crfield.losses import Loss, Totals
 from crfield.meanfield import Problem, State, run_parallel
 from crfield.metrics import confusion_matrix
+from crfield.plan import Plan, make_problem
 
 Confusion = NDArray[np.int64]
 Result = TypeVar("Result")
@@ -87,7 +88,7 @@ class Unrolled:
     trace : the states, the start included, if they were kept.
     """
 
-    problem: Problem
+    problem: Problem | Plan
     features: FloatArray
     marginals: FloatArray
     trace: list[State]
@@ -107,10 +108,9 @@ def unroll(
     costs = model.recalibrate(features).reshape(-1, model.n_labels)
     centred, _ = center_costs(costs, threads)
     terms = model.build_terms(observation, raw.dtype, inference.filter, 0.0, threads)
-    problem = Problem(
-        centred, terms, self_pairs=inference.algorithm == "concave",
-        convex_self_pairs=inference.algorithm == "cccp", threads=threads, keep_states=keep_states,
-        arena=arena,
+    problem = make_problem(
+        centred, terms, inference.algorithm, threads, keep_states=keep_states, arena=arena,
+        fused=not keep_states,
     )
     trace: list[State] = []
     n_iter = inference.n_iter if terms else 0  # independent variables are done at the start
@@ -157,6 +157,7 @@ def evaluate_image(
 def _gradient(
     run: Unrolled, loss: Loss, truth: NDArray[Any], totals: Totals, groups: Sequence[str]
 ) -> ModelGradient:
+    assert isinstance(run.problem, Problem)
     terms = run.problem.terms
     found = backpropagate(
         run.problem, run.trace, loss, truth, totals, widths=["kernel" in groups] * len(terms)
