@@ -3,14 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 OUTPUT ?= demo_output
+SECONDS ?= 60
+SEED ?= 0
 
-.PHONY: demo test lint bench sanitize wheels install clean
+.PHONY: demo test lint bench sanitize fuzz thread-check wheels install clean
 
 demo: install
 	$(BIN)/crfield demo -o $(OUTPUT)
 
 test: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
+	-$(BIN)/python -m pip install -q -c constraints.txt --group peer
 	$(BIN)/python -m pytest
 
 lint: install
@@ -20,8 +23,8 @@ lint: install
 	$(BIN)/lint-imports
 
 bench: install
-	-$(BIN)/python -m pip install -q -c constraints.txt --group bench
-	$(BIN)/python benchmarks/inference.py
+	-$(BIN)/python -m pip install -q -c constraints.txt --group peer
+	$(BIN)/python benchmarks/run.py
 
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, driven by the Python tests.
 sanitize: install
@@ -32,6 +35,17 @@ sanitize: install
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	CRFIELD_RANDOM_MODELS=60 CRFIELD_EXAMPLES=10 $(BIN)/python -m pytest -p no:cacheprovider \
 	    tests/test_filters.py tests/test_meanfield.py tests/test_native.py tests/test_bad_input*.py
+
+# Random and hostile input to the public entry points; other seeds are other cases.
+fuzz: install
+	$(BIN)/python tools/fuzz.py --seconds $(SECONDS) --seed $(SEED)
+
+# The thread pool and the lattice under ThreadSanitizer, used by many threads at once and after a fork.
+thread-check: $(BIN)/python
+	$(BIN)/python -m pip install -q cmake
+	$(BIN)/cmake -S . -B build/thread -DCRFIELD_THREAD_CHECK=ON -DCMAKE_BUILD_TYPE=Release
+	$(BIN)/cmake --build build/thread --parallel 2
+	build/thread/crfield_thread_check
 
 # A wheel for every Python >= 3.11 that is found and an sdist, each tried in an empty environment.
 wheels:

@@ -120,7 +120,7 @@ template <class V, int Fixed, class Known, int Points, bool Inside, bool Plain>
                                                PassTotals<V>& totals) {
   using T = typename Traits<V>::element;
   constexpr int width = Traits<V>::width;
-  constexpr T never = T(1e30);  // the cost of a label that only pads the row
+  constexpr T never = T(1.5e38);  // the cost of a label that only pads the row: beyond any other
   const int n = Fixed > 0 ? Fixed * width : padded_columns<T>(in.n_columns), stride = n;
   const int last = n - width, tail = in.n_columns - last;
   Row<V, Fixed> weights[Points], log_q[Points], alpha[Points];

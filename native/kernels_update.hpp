@@ -180,7 +180,7 @@ StepSums step_rows(const StepInput<typename Traits<V>::element>& in, std::size_t
                    typename Traits<V>::element* q) {
   using T = typename Traits<V>::element;
   constexpr int width = Traits<V>::width;
-  constexpr T never = T(1e30);  // the cost of a label that only pads the row
+  constexpr T never = T(1.5e38);  // the cost of a label that only pads the row: beyond any other
   const int n_columns = in.n_columns, n_padded = padded_columns<T>(n_columns);
   const int last = n_padded - width, tail = n_columns - last;
   T* energy = scratch;

@@ -168,12 +168,12 @@ def test_enormous_costs_decide(compatibility, algorithm, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_enormous_weights_decide_and_larger_ones_are_refused(dtype):
     unary = np.where(np.arange(2) == 0, 0.0, 1.0) + 0 * UNARY.astype(dtype)
-    result = model(Spatial(2), Potts(1e15), weight=1e15).infer(None, unary)
+    result = model(Spatial(2), Potts(1e10), weight=1e10).infer(None, unary)
     assert np.isfinite(result.free_energies).all()
     assert (result.labels == 0).all()
     for weight, mu in [(1e31, 1.0), (-1e31, 1.0), (1e20, 1e20), (1e300, 1e300)]:
         for compatibility in (Potts(mu), Diagonal([mu, 1]), Symmetric([[0, mu], [mu, 0]])):
-            assert "1e+30" in refusal(Pairwise, Spatial(2), compatibility, weight)
+            assert "1e+20" in refusal(Pairwise, Spatial(2), compatibility, weight)
 
 
 def test_costs_made_from_extreme_numbers():

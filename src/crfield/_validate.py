@@ -16,6 +16,8 @@ FloatArray = NDArray[np.floating[Any]]
 
 # Beyond this (1e30 as float32 rounds it) a cost drowns everything else, and two of them overflow.
 LARGEST_COST = float(np.float32(1e30))
+# Times the largest row sum of a kernel this still leaves room for other costs in float32.
+LARGEST_COMPATIBILITY = 1e20
 
 # The compiled core counts labels in 32 bits.
 MAX_LABELS = 2**31 - 1

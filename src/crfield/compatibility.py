@@ -161,7 +161,8 @@ class Symmetric(Compatibility):
     def l1(cls, n_labels: int, weight: float = 1.0) -> Symmetric:
         """mu(a, b) = weight |a - b|, for ordered labels (KK13 section 3)."""
         labels = np.arange(as_count(n_labels, "n_labels"))
-        return cls(as_scalar(weight, "weight") * np.abs(labels[:, None] - labels[None, :]))
+        with np.errstate(over="ignore"):  # what is too large is refused
+            return cls(as_scalar(weight, "weight") * np.abs(labels[:, None] - labels[None, :]))
 
     @classmethod
     def diagonally_dominant(cls, off_diagonal: Any, margin: float = 0.0) -> Symmetric:

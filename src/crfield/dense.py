@@ -17,7 +17,7 @@ import numpy as np
 from crfield._inputs import as_costs, as_start, center_costs, check_inference_memory, grid_of
 from crfield._parallel import thread_count
 from crfield._validate import (
-    LARGEST_COST,
+    LARGEST_COMPATIBILITY,
     MAX_LABELS,
     FloatArray,
     InputError,
@@ -70,10 +70,10 @@ class Pairwise:
             )
         weight = as_scalar(self.weight, "weight")
         largest = float(np.abs(self.compatibility.native_values(1)).max())
-        if not abs(weight) * largest <= LARGEST_COST:
+        if not abs(weight) * largest <= LARGEST_COMPATIBILITY:
             raise InputError(
-                f"weight times compatibility must not exceed {LARGEST_COST:g} in magnitude, got "
-                f"{weight:.3g} times {largest:.3g}; use smaller ones."
+                f"weight times compatibility must not exceed {LARGEST_COMPATIBILITY:g} in "
+                f"magnitude, got {weight:.3g} times {largest:.3g}; use smaller ones."
             )
         object.__setattr__(self, "weight", weight)
 

@@ -36,7 +36,7 @@ NORMALIZATIONS = ("none", "before", "after", "symmetric")
 Widths = float | NDArray[np.float64]
 
 # Beyond this the coordinates of the lattice would leave the whole numbers of a double.
-_LARGEST_FEATURE = 2.0**46
+LARGEST_FEATURE = 2.0**46
 
 
 @dataclass(frozen=True, eq=False)
@@ -378,9 +378,8 @@ def _divide_axes(
     """The coordinates along each axis of a grid divided by widths."""
     _check_size(widths, len(axes), name, "grid axis")
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = [
-            axis / width for axis, width in zip(axes, np.broadcast_to(widths, len(axes)), strict=True)
-        ]
+        each = np.broadcast_to(widths, len(axes))
+        scaled = [axis / width for axis, width in zip(axes, each, strict=True)]
     _check_largest(max(map(_largest, scaled)), widths, name)
     return tuple(scaled)
 
@@ -390,9 +389,9 @@ def _largest(values: NDArray[Any]) -> float:
 
 
 def _check_largest(largest: float, widths: Widths, name: str) -> None:
-    if not largest <= _LARGEST_FEATURE:
+    if not largest <= LARGEST_FEATURE:
         raise InputError(
-            f"{name} must not be smaller than 1/{_LARGEST_FEATURE:.1e} of the values it divides, "
+            f"{name} must not be smaller than 1/{LARGEST_FEATURE:.1e} of the values it divides, "
             f"got {np.min(np.diag(widths) if np.ndim(widths) == 2 else widths):.3g}; "
             "use a larger width."
         )

@@ -74,8 +74,8 @@ class State:
     """Marginals and their free energy.
 
     The arrays belong to the `Problem` and are overwritten two steps later, unless it keeps states.
-    A `Plan` knows a state by its number and may not have stored its marginals; a `Problem` keeps the
-    pairwise message Psi q, and with the states `filtered`, K^(m) q of each term.
+    A `Plan` knows a state by its number and may not have stored its marginals; a `Problem` keeps
+    the pairwise message Psi q, and with the states `filtered`, K^(m) q of each term.
     """
 
     marginals: FloatArray | None

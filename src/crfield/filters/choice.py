@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from crfield._parallel import thread_count
-from crfield._validate import FloatArray, InputError, as_choice, as_floats, as_scalar
+from crfield._validate import FloatArray, InputError, as_choice, as_floats, as_scalar, shown
 from crfield.features import GridFeatures
 from crfield.filters.base import KernelOperator
 from crfield.filters.exact import ExactFilter
 from crfield.filters.grid import GridFilter
 from crfield.filters.lattice import MAX_DIM, LatticeFilter
-from crfield.kernels import Kernel
+from crfield.kernels import LARGEST_FEATURE, Kernel
 
 METHODS = ("auto", "lattice", "exact")
 
@@ -23,15 +25,30 @@ def make_filter(
 ) -> KernelOperator:
     """The operator of `kernel` on scaled features (N, D), float32 or float64.
 
-    "auto" takes the exact sum for other than Gaussian kernels, for up to 2048 variables and for more
-    than 16 feature dimensions, a grid of nodes for positions on a grid, the lattice otherwise.
+    "auto" takes the exact sum for other than Gaussian kernels, for up to 2048 variables and for
+    more than 16 feature dimensions, a grid of nodes for positions on a grid, the lattice otherwise.
     """
+    if not isinstance(kernel, Kernel):
+        raise InputError(
+            f"kernel must be Spatial, Bilateral or FeatureKernel, got {shown(kernel)}; "
+            "for example Spatial(3)."
+        )
     as_choice(method, "filter", METHODS)
     if not 0.0 <= as_scalar(tol, "filter_tol") < 1.0:
         raise InputError(f"filter_tol must be at least 0 and below 1, got {tol}; 0 skips nothing.")
     thread_count(threads)
     if not isinstance(features, GridFeatures):
         features = as_floats(features, "features")
+        if features.ndim != 2:
+            raise InputError(
+                f"features must have shape (N, D), got {features.shape}; give one row a variable."
+            )
+        largest = float(np.abs(features).max(initial=0.0))
+        if not largest <= LARGEST_FEATURE:
+            raise InputError(
+                f"features must not exceed {LARGEST_FEATURE:.1e} in magnitude, got {largest:.3g}; "
+                "divide them by larger widths."
+            )
     gaussian = kernel.shape == "gaussian"
     if method == "auto":
         fits = gaussian and features.shape[0] > _SMALL and features.shape[1] <= MAX_DIM

@@ -58,8 +58,10 @@ class ExactFilter(NormalizedFilter):
             )
         u = u if u_scale is None else u * u_scale[:, None]
         v = v if v_scale is None else v * v_scale[:, None]
-        f = self._features - self._features.mean(0)  # differences count; small numbers round less
         n, n_columns = u.shape
+        if n == 0:
+            return np.zeros_like(self._features)
+        f = self._features - self._features.mean(0)  # differences count; small numbers round less
         weighted = [x * f[:, d : d + 1] for d in range(f.shape[1]) for x in (u, v)]
         stacked = np.concatenate([u, v, *weighted], axis=1)
         filtered = self._run(stacked, None, None, None).reshape(n, -1, 2, n_columns)

@@ -1,0 +1,164 @@
+"""How time grows with the number of pixels and of labels, and how far it is from its floors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+from benchmarks.cases import ITERATIONS, Case, Scale, check_case, photo_case, tiled_case
+from benchmarks.measure import (
+    Candidates,
+    Section,
+    copy_bandwidth,
+    fastest,
+    milliseconds,
+    ratio,
+    times,
+)
+from experiments.common import STANDARD
+
+from crfield.features import observe
+from crfield.filters import LatticeFilter
+
+FLOAT_BYTES, INDEX_BYTES = 4, 4
+# Arithmetic of a softmax for each label: maximum, difference, exponential, sum, scaling.
+SOFTMAX_OPERATIONS = 25
+
+
+def growth(scale: Scale) -> Section:
+    """Time for each pixel as the image grows, and for each label as their number does."""
+    section = Section("growth", "Growth, 1 thread")
+    by_size = [
+        _grown(scale, count, tiles)
+        for count, sizes in ((scale.few_labels, scale.tiles_few_labels),
+                             (scale.many_labels, scale.tiles_many_labels))
+        for tiles in sizes
+    ]
+    by_labels = [photo_case(scale.growth, count) for count in scale.label_counts]
+    every = {case.name: case for case in (*by_size, *by_labels)}  # the smallest is in both
+    candidates: Candidates = {
+        name: case.infer for name, case in every.items()
+        if section.accepts(partial(check_case, case)) is not None
+    }
+    seconds = fastest(candidates, scale.repeats)
+
+    rows = []
+    for case in by_size:
+        smallest = next(other for other in by_size if other.n_labels == case.n_labels)
+        each, first = (_per_pixel(seconds, one) for one in (case, smallest))
+        if each is not None:
+            rows.append([
+                case.name, f"{case.n_variables / 1e6:.1f}", milliseconds(seconds[case.name]),
+                f"{1e9 * each:.0f}", times(ratio(each, first)),
+            ])
+    section.add_table(
+        ["case", "megapixels", "ms", "ns a pixel", "ratio to the smallest"], rows
+    )
+    rows = []
+    for case in by_labels:
+        if case.name in seconds:
+            took, first = seconds[case.name], seconds.get(by_labels[0].name)
+            rows.append([
+                case.name, milliseconds(took), milliseconds(took / case.n_labels),
+                times(ratio(took, first)),
+            ])
+    section.add_table(["case", "ms", "ms a label", "ratio to the fewest labels"], rows)
+    section.data["seconds"] = seconds
+    return section
+
+
+@dataclass(frozen=True)
+class LatticeSize:
+    """One term's lattice: corners of a simplex, rows of the table of vertices."""
+
+    corners: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least that one iteration has to do.
+
+    memory_bytes : what cannot stay in a cache: the costs are read, and each point's corners and
+        weights and two scales for every term; the tables are read and written once.
+    cache_bytes : what goes through the caches: a row of the table for every corner of every point
+        is read by the slice, and read and written by the splat.
+    operations : a multiplication and an addition for each label and corner in both, the softmax,
+        and four for each entry of a table, axis and blur order.
+    """
+
+    memory_bytes: int
+    cache_bytes: int
+    operations: int
+
+
+def iteration_floor(n: int, n_labels: int, lattices: Sequence[LatticeSize]) -> Floor:
+    """The floor of N points and L labels with float32 tables, rows padded to 4 or 8 numbers."""
+    width = 4 if n_labels <= 4 else 8
+    row_bytes = FLOAT_BYTES * ((n_labels + width - 1) // width * width)
+    memory = n * n_labels * FLOAT_BYTES
+    cache, operations = 0, n * n_labels * SOFTMAX_OPERATIONS
+    for lattice in lattices:
+        memory += n * (lattice.corners * (INDEX_BYTES + FLOAT_BYTES) + 2 * FLOAT_BYTES)
+        memory += 2 * lattice.rows * row_bytes
+        cache += 3 * n * lattice.corners * row_bytes
+        operations += 4 * n * lattice.corners * n_labels
+        operations += 2 * 4 * lattice.rows * lattice.corners * n_labels
+    return Floor(memory, cache, operations)
+
+
+def floors(scale: Scale) -> Section:
+    """An iteration beside the time in which its data could be read at the speed of a copy."""
+    section = Section("floors", "An iteration and its floors (estimates), 1 thread")
+    bandwidth = copy_bandwidth(scale.copied_bytes, scale.repeats)
+    rows, figures = [], []
+    for count in (scale.few_labels, scale.many_labels):
+        case = photo_case(scale.photo, count)
+        if section.accepts(partial(check_case, case)) is None:
+            continue
+        lattices = lattice_sizes(case)
+        floor = iteration_floor(case.n_variables, count, lattices)
+        seconds = fastest(
+            {"none": partial(case.infer, n_iter=0), "all": partial(case.infer)}, scale.repeats
+        )
+        each = (seconds["all"] - seconds["none"]) / ITERATIONS
+        least = floor.memory_bytes / bandwidth
+        rows.append([
+            case.name, ", ".join(f"{size.corners} x {size.rows}" for size in lattices),
+            f"{floor.memory_bytes / 1e6:.0f}", f"{floor.cache_bytes / 1e6:.0f}",
+            f"{floor.operations / 1e6:.0f}", milliseconds(least), milliseconds(each),
+            times(ratio(each, least)), f"{floor.operations / each / 1e9:.1f}" if each > 0 else "",
+        ])
+        figures.append({
+            "case": case.name, "lattices": [asdict(size) for size in lattices],
+            "floor": asdict(floor), "memory_seconds": least, "per_iteration": each,
+        })
+    section.add_table(
+        ["case", "corners x vertices", "memory, MB", "caches, MB", "Mops", "memory floor, ms",
+         "an iteration, ms", "iteration / floor", "Gops/s"],
+        rows,
+    )
+    section.tables.append(f"A copy in memory moves {bandwidth / 1e9:.1f} GB/s on one thread.")
+    section.data.update(copy_bytes_per_second=bandwidth, cases=figures)
+    return section
+
+
+def lattice_sizes(case: Case) -> list[LatticeSize]:
+    """The lattices of the case's terms."""
+    observation = observe(case.unary.shape[:-1], case.image)
+    sizes = []
+    for term in STANDARD.model(case.n_labels).terms:
+        features = term.kernel.scaled_features(observation).astype(np.float32)
+        lattice = LatticeFilter(features, normalization="none", threads=1)
+        sizes.append(LatticeSize(features.shape[1] + 1, int(lattice.n_vertices)))
+    return sizes
+
+
+def _grown(scale: Scale, n_labels: int, tiles: int) -> Case:
+    return tiled_case(photo_case(scale.growth, n_labels), tiles)
+
+
+def _per_pixel(seconds: dict[str, float], case: Case) -> float | None:
+    return ratio(seconds.get(case.name), case.n_variables)

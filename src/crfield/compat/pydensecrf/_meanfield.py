@@ -1,0 +1,118 @@
+"""pydensecrf's inference: parallel updates that keep self-pairs and promise no descent.
+
+It is the update of `algorithm="concave"`, without the watch over the free energy and for any
+compatibility and normalisation.
+
+The original embeds pixels in its lattice four at a time and fills up the last four with features 0.
+Those pixels carry no weight, but the vertices around them exist, and the blur passes through them.
+One such pixel at the end has the same effect: all arrays in here have it where it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from crfield import _native
+from crfield._parallel import thread_count
+from crfield._validate import FloatArray, check_memory
+from crfield.filters.lattice import LatticeFilter
+from crfield.meanfield import Term, run_parallel
+from crfield.plan import make_problem
+
+
+def make_filter(features: FloatArray, normalization: str) -> LatticeFilter:
+    """The customary lattice operator on features (N, D)."""
+    n, dim = features.shape
+    points = _filled_up(features)
+    operator = LatticeFilter(points, normalization="none", one_order=True)
+    weights = _filled_up(np.ones((n, 1), features.dtype))[:, 0]
+    operator.pre, operator.post = weights, None
+    sums = operator.apply(np.ones_like(weights)[:, None])[:, 0]
+    sums[n:] = 1.0  # an extra pixel may be far from all others
+    if normalization == "none":
+        # The original blurs with (1/2, 1, 1/2) along each of D + 1 axes and divides by 1 + 2^-D;
+        # the lattice blurs with half of that.
+        operator.post = np.full_like(weights, 2.0 ** (dim + 1) / (1.0 + 2.0**-dim))
+    elif normalization == "symmetric":
+        operator.post = 1.0 / np.sqrt(sums)
+        operator.pre = weights * operator.post
+    elif normalization == "before":
+        operator.pre = weights / sums
+    else:
+        operator.post = 1.0 / sums
+    return operator
+
+
+def iterate(
+    unary: FloatArray, terms: Sequence[Term], start: FloatArray | None, n_iter: int
+) -> FloatArray:
+    """`n_iter` times q = softmax(-u - sum_m mu^(m) K^(m) q), from `start` or softmax(-u).
+
+    unary, start and the marginals that come back: (N, L) float32.
+    """
+    threads = thread_count()
+    check_memory(
+        6.0 * unary.nbytes, f"Inference on {unary.shape[0]} variables, {unary.shape[1]} labels",
+        "work on a smaller image or on tiles",
+    )
+    costs = _filled_up(unary)
+    # Costs near 0 keep float32 exact where it matters.
+    _native.center_rows(costs, costs, threads)
+    if start is None:
+        problem = make_problem(costs, terms, "concave", threads)
+        outcome = run_parallel(problem, init=None, max_iter=n_iter, tol=0.0, guarded=False)
+        return outcome.marginals[: len(unary)]
+    message, filtered, spare = np.zeros_like(costs), np.empty_like(costs), np.empty_like(costs)
+    q = _filled_up(start)
+    for _ in range(n_iter):
+        _send(terms, q, filtered, message, threads)
+        _update(costs, message, q, spare, threads)
+        q, spare = spare, q
+    return q[: len(unary)]
+
+
+def divergence(unary: FloatArray, terms: Sequence[Term], q: FloatArray) -> float:
+    """q'log q + q'u + sum_m q' (K^(m) (x) mu^(m)) q, as the original counts: no 1/2 on the pairs.
+
+    This is not the KL divergence, not even up to log Z: every pair counts twice and each pixel is
+    paired with itself.
+    """
+    threads = thread_count()
+    entropy = float((q * np.log(np.maximum(q, np.float32(1e-20)))).sum(dtype=np.float64))
+    linear = _native.dot(q, unary, threads)
+    q = _filled_up(q)
+    message = np.zeros_like(q)
+    _send(terms, q, np.empty_like(q), message, threads)
+    return entropy + linear + _native.dot(q, message, threads)
+
+
+def _filled_up(rows: FloatArray) -> FloatArray:
+    """A copy with a row of zeros at the end, unless the rows come in fours."""
+    n, width = rows.shape
+    result = np.zeros((n + (n % 4 > 0), width), rows.dtype)
+    result[:n] = rows
+    return result
+
+
+def _send(
+    terms: Sequence[Term], q: FloatArray, filtered: FloatArray, message: FloatArray, threads: int
+) -> None:
+    """message = sum_m mu^(m) K^(m) q."""
+    n_labels = q.shape[1]
+    for number, term in enumerate(terms):
+        term.operator.apply(q, out=filtered)
+        values = term.compatibility.native_values(n_labels).astype(q.dtype)
+        _native.add_message(
+            term.compatibility.native_code, values, filtered, None, 1.0, number == 0, message,
+            threads,
+        )
+
+
+def _update(
+    costs: FloatArray, message: FloatArray, old: FloatArray, out: FloatArray, threads: int
+) -> None:
+    """out = softmax(-costs - message)."""
+    nothing = np.empty(0, costs.dtype)
+    _native.update_marginals(costs, message, old, [], nothing, nothing, False, out, threads)
