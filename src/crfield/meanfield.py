@@ -278,7 +278,7 @@ def run_parallel(
         ):
             status = InferenceStatus.CALLBACK
             break
-        if state.change <= tol:
+        if tol > 0 and state.change <= tol:
             status = InferenceStatus.CONVERGED
             break
     return Outcome(state.stored, np.array(history), len(history) - 1, status, shifts)
