@@ -64,7 +64,10 @@ void apply(Operator& self, Matrix<T> x, Scale<T> pre, Scale<T> post, OutMatrix<T
 template <class T> struct BoundPlan {
   std::vector<nb::object> kept;
   std::size_t n_points, n_labels;
-  bool needs_old;
+  std::size_t kept_terms;  // and one
+  bool needs_old, needs_strength;
+  int n_states = 0;
+  bool is_back = false;  // whether a step back has left something to go on from
   Plan<T> plan;
 };
 
@@ -177,8 +180,9 @@ template <class T> void bind_plan(nb::module_& m, const char* name) {
                for (const auto& scale : {before, after, diagonal})
                  if (scale) kept.push_back(nb::cast(*scale));
              }
-             new (self) BoundPlan<T>{std::move(kept), n, n_labels,
+             new (self) BoundPlan<T>{std::move(kept), n, n_labels, terms.size() + 1,
                                      static_cast<Update>(update) == Update::without_self,
+                                     static_cast<Update>(update) != Update::softmax, 0, false,
                                      Plan<T>(unary.data(), n, static_cast<int>(n_labels),
                                              std::move(given), static_cast<Update>(update), threads)};
            },
@@ -201,9 +205,30 @@ template <class T> void bind_plan(nb::module_& m, const char* name) {
                nb::gil_scoped_release release;
                sums = self.plan.step(from, to, before, after);
              }
+             self.n_states = std::max(self.n_states, to + 1);
              return nb::make_tuple(sums.free_energy, sums.self, sums.change, sums.pair, sums.row_sums);
            },
-           "from_state"_a, "to_state"_a, "old"_a.noconvert().none(), "q"_a.noconvert().none());
+           "from_state"_a, "to_state"_a, "old"_a.noconvert().none(), "q"_a.noconvert().none())
+      .def("step_back",
+           [](BoundPlan<T>& self, int before, Matrix<T> q, std::optional<Matrix<T>> given, bool first,
+              OutMatrix<T> total, nb::ndarray<double, nb::ndim<3>, nb::c_contig, nb::device::cpu> by_mu) {
+             require(before >= -1 && before < self.n_states, "unknown state");
+             require(!self.needs_strength, "only softmax updates can be gone back through");
+             require(given || self.is_back, "there is nothing to go back from");
+             const auto fits = [&](const auto& array) {
+               return array.shape(0) == self.n_points && array.shape(1) == self.n_labels;
+             };
+             require(fits(q) && fits(total) && (!given || fits(*given)), "shapes differ");
+             require(by_mu.shape(0) + 1 == self.kept_terms && by_mu.shape(1) == self.n_labels &&
+                         by_mu.shape(2) == self.n_labels,
+                     "by_mu has the wrong shape");
+             nb::gil_scoped_release release;
+             self.plan.step_back(before, q.data(), given ? given->data() : nullptr, first, total.data(),
+                                 by_mu.data());
+             self.is_back = before >= 0;
+           },
+           "before"_a, "q"_a.noconvert(), "given"_a.noconvert().none(), "first"_a,
+           "total"_a.noconvert(), "by_mu"_a.noconvert());
 }
 
 template <class T> void bind_type(nb::module_& m, const char* suffix) {

@@ -15,11 +15,12 @@ namespace {
 #include "kernels_lattice.hpp"
 #include "kernels_update.hpp"
 #include "kernels_pass.hpp"
+#include "kernels_back.hpp"
 
 template <class T> constexpr Kernels<T> table() {
   return {splat<T>,      slice<T>,   correlate<T>, blur<T>, add<T>, exact_tile<T>,
           message<T>,    center<T>,  largest<T>, dot<T>,       step<T>, pass<T>,
-          combine<T>,    add_scaled<T>, column_dots<T>, blur_axis<T>, embed<T>};
+          back<T>,       combine<T>,    add_scaled<T>, column_dots<T>, gram<T>, blur_axis<T>, embed<T>};
 }
 
 }  // namespace

@@ -118,6 +118,19 @@ struct PassSums {
   double free_energy = 0, self = 0, change = 0;
 };
 
+// One step back (KK13 Algorithm 1) for `count` points: b_i = q_i (q_i'g_i - g_i) with g_i = sum_m
+// factor^(m) slice^(m)_i, or b as given; b is added to a total and splatted.
+template <class T> struct BackInput {
+  const T* q;      // (count, n_columns)
+  const T* given;  // (count, n_columns) b, null where it follows from the terms
+  T* total;        // (count, n_columns)
+  PassTerm<T>* terms;
+  int n_terms;
+  std::size_t count;
+  int n_columns;
+  bool first;      // whether the total starts here
+};
+
 template <class T> struct Kernels {
   // out[vertex] += weight * (scale_i x_i), rows of out padded; the zero row 0 is left alone.
   void (*splat)(const Simplices<T>&, const T* x, const T* scale, std::size_t begin, std::size_t end,
@@ -152,12 +165,15 @@ template <class T> struct Kernels {
   StepSums (*step)(const StepInput<T>&, std::size_t begin, std::size_t end, T* scratch, T* q);
   // scratch holds pass_scratch padded rows.
   PassSums (*pass)(const PassInput<T>&, T* scratch);
+  void (*back)(const BackInput<T>&);
   // out[k] = sum_r factors[r] rows[r][k]
   void (*combine)(const T* const* rows, const T* factors, int n, std::size_t length, T* out);
   // out[k] += factor x[k]
   void (*add_scaled)(const T* x, T factor, std::size_t length, T* out);
   // out[c] = sum_r x[r, c] y[r, c] of padded rows
   void (*column_dots)(const T* x, const T* y, std::size_t n_rows, int n_padded, double* out);
+  // out[a * n_padded + b] = sum_r x[r, a] y[r, b] of padded rows; scratch holds n_padded of them.
+  void (*gram)(const T* x, const T* y, std::size_t n_rows, int n_columns, T* scratch, double* out);
   // Rows [begin, end) of a blur with five symmetric taps along the middle axis of (outer, n, inner).
   void (*blur_axis)(const T* in, const T* taps, std::size_t n, std::size_t inner, std::size_t begin,
                     std::size_t end, T* out);

@@ -43,34 +43,36 @@ Plan<T>::Plan(const T* unary, std::size_t n_points, int n_labels, std::vector<Pl
   if (run_length_ == 0) run_length_ = default_run;
 }
 
-template <class T> typename Plan<T>::State& Plan<T>::state(int number) {
-  while (states_.size() <= static_cast<std::size_t>(number)) states_.emplace_back();
-  State& found = states_[number];
-  const std::size_t stride = padded_columns<T>(n_labels_);
-  if (found.blurred.empty())
-    for (const auto& term : terms_) {
-      const std::size_t size = term.kernel->table_rows() * stride;
-      found.blurred.push_back(new_aligned<T>(size));
-      found.folded.push_back(term.is_matrix ? new_aligned<T>(size) : AlignedArray<T>());
-    }
-  return found;
+template <class T> void Plan<T>::allocate(State& fresh) {
+  if (!fresh.blurred.empty()) return;
+  for (const auto& term : terms_) {
+    const std::size_t size = term.kernel->table_rows() * padded_columns<T>(n_labels_);
+    fresh.blurred.push_back(new_aligned<T>(size));
+    fresh.folded.push_back(term.is_matrix ? new_aligned<T>(size) : AlignedArray<T>());
+  }
 }
 
-template <class T> PlanSums Plan<T>::step(int from, int to, const T* old, T* q) {
-  state(std::max(from, to));  // so that references stay valid
-  const State* before = from < 0 ? nullptr : &state(from);
-  State& fresh = state(to);
+template <class T> typename Plan<T>::State& Plan<T>::state(int number) {
+  while (states_.size() <= static_cast<std::size_t>(number)) states_.emplace_back();
+  allocate(states_[number]);
+  return states_[number];
+}
+
+template <class T>
+template <class Body>
+void Plan<T>::for_runs(const State* from, bool splat, Body&& body) {
   const int n_terms = static_cast<int>(terms_.size());
   const std::size_t stride = padded_columns<T>(n_labels_);
   const std::size_t n_runs = (n_points_ + run_length_ - 1) / run_length_;
   // Every part but the first splats into tables of its own.
   std::vector<std::unique_ptr<typename BufferPool<T>::Loan>> loans;
-  std::vector<T*> tables(static_cast<std::size_t>(threads_) * n_terms);
+  std::vector<T*> tables(static_cast<std::size_t>(threads_) * n_terms, nullptr);
   std::vector<typename TableOperator<T>::Rows> touched(tables.size(), {0, 0});
   std::size_t line_rows = 0;
   for (int m = 0; m < n_terms; ++m) {
     const std::size_t size = terms_[m].kernel->table_rows() * stride;
     line_rows += 2 * terms_[m].kernel->line_rows();
+    if (!splat) continue;
     for (int part = 0; part < threads_; ++part) {
       if (part > 0) loans.push_back(std::make_unique<typename BufferPool<T>::Loan>(buffers_, size));
       tables[part * n_terms + m] = part > 0 ? loans.back()->data() : splatted_[m].get();
@@ -80,37 +82,23 @@ template <class T> PlanSums Plan<T>::step(int from, int to, const T* old, T* q) 
       std::fill(table + begin, table + end, T(0));
     });
   }
-  std::vector<PassSums> parts(threads_);
-  const bool has_old = old != nullptr && from >= 0;
   parallel_ranges(n_runs, threads_, std::max<std::size_t>(1, 512 / run_length_),
                   [&](int part, std::size_t begin, std::size_t end) {
     typename BufferPool<T>::Loan scratch(buffers_, (pass_scratch + line_rows) * stride);
     T* const* own = &tables[part * n_terms];
-    for (int m = 0; m < n_terms; ++m) {
+    for (int m = 0; splat && m < n_terms; ++m) {
       auto& rows = touched[part * n_terms + m] = terms_[m].kernel->rows_of_runs(begin, end);
       if (part > 0) std::fill(own[m] + rows.begin * stride, own[m] + rows.end * stride, T(0));
     }
     std::vector<PassTerm<T>> terms(n_terms);
-    PassInput<T> input{};
-    input.terms = terms.data();
-    input.n_terms = n_terms;
-    input.n_columns = n_labels_;
-    input.convex_self = update_ == Update::convex_self && before;
-    input.without_self = update_ == Update::without_self && before;
-    input.has_strength = update_ != Update::softmax;
-    input.change = has_old;
     for (std::size_t run = begin; run < end; ++run) {
       const std::size_t first = run * run_length_;
-      input.count = std::min(run_length_, n_points_ - first);
-      input.unary = unary_ + first * n_labels_;
-      input.old = old ? old + first * n_labels_ : nullptr;
-      input.q = q ? q + first * n_labels_ : nullptr;
       T* lines = scratch.data() + pass_scratch * stride;
       for (int m = 0; m < n_terms; ++m) {
         const PlanTerm<T>& term = terms_[m];
         PassTerm<T>& now = terms[m];
-        const T* table = !before ? nullptr : term.is_matrix ? before->folded[m].get()
-                                                            : before->blurred[m].get();
+        const T* table = !from ? nullptr : term.is_matrix ? from->folded[m].get()
+                                                          : from->blurred[m].get();
         term.kernel->open_run(first, table, own[m], n_labels_, lines, now);
         lines += 2 * term.kernel->line_rows() * stride;
         now.before = term.before ? term.before + first : nullptr;
@@ -119,21 +107,12 @@ template <class T> PlanSums Plan<T>::step(int from, int to, const T* old, T* q) 
         now.strength = term.diagonal ? term.diagonal + first : nullptr;
         now.attraction = attraction_[m].data();
       }
-      const PassSums sums = kernels<T>().pass(input, scratch.data());
-      parts[part].free_energy += sums.free_energy;
-      parts[part].self += sums.self;
-      parts[part].change = std::max(parts[part].change, sums.change);
+      body(part, first, std::min(run_length_, n_points_ - first), terms.data(), scratch.data());
       for (int m = 0; m < n_terms; ++m)
         terms_[m].kernel->close_run(first, own[m], n_labels_, terms[m]);
     }
   });
-  PlanSums sums;
-  for (const auto& part : parts) {
-    sums.free_energy += part.free_energy;
-    sums.self += part.self;
-    sums.change = std::max(sums.change, part.change);
-  }
-  for (int m = 0; m < n_terms; ++m)
+  for (int m = 0; splat && m < n_terms; ++m)
     for (int part = 1; part < threads_; ++part) {
       const auto rows = touched[part * n_terms + m];
       T *total = splatted_[m].get(), *more = tables[part * n_terms + m];
@@ -142,8 +121,87 @@ template <class T> PlanSums Plan<T>::step(int from, int to, const T* old, T* q) 
         kernels<T>().add(more, rows.begin * stride + begin, rows.begin * stride + end, total);
       });
     }
+}
+
+template <class T> PlanSums Plan<T>::step(int from, int to, const T* old, T* q) {
+  state(std::max(from, to));  // so that references stay valid
+  const State* before = from < 0 ? nullptr : &state(from);
+  State& fresh = state(to);
+  std::vector<PassSums> parts(threads_);
+  for_runs(before, true, [&](int part, std::size_t first, std::size_t count, PassTerm<T>* terms,
+                             T* scratch) {
+    const std::size_t offset = first * n_labels_;
+    PassInput<T> input{};
+    input.unary = unary_ + offset;
+    input.old = old ? old + offset : nullptr;
+    input.q = q ? q + offset : nullptr;
+    input.terms = terms;
+    input.n_terms = static_cast<int>(terms_.size());
+    input.count = count;
+    input.n_columns = n_labels_;
+    input.has_strength = update_ != Update::softmax;
+    input.convex_self = update_ == Update::convex_self && before;
+    input.without_self = update_ == Update::without_self && before;
+    input.change = old && before;
+    const PassSums sums = kernels<T>().pass(input, scratch);
+    parts[part].free_energy += sums.free_energy;
+    parts[part].self += sums.self;
+    parts[part].change = std::max(parts[part].change, sums.change);
+  });
+  PlanSums sums;
+  for (const auto& part : parts) {
+    sums.free_energy += part.free_energy;
+    sums.self += part.self;
+    sums.change = std::max(sums.change, part.change);
+  }
   finish(fresh, from < 0, sums);
   return sums;
+}
+
+template <class T>
+void Plan<T>::step_back(int before, const T* q, const T* given, bool first, T* total, double* by_mu) {
+  const bool goes_on = before >= 0;
+  for_runs(given ? nullptr : &back_[back_turn_], goes_on,
+           [&](int, std::size_t begin, std::size_t count, PassTerm<T>* terms, T*) {
+    const std::size_t offset = begin * n_labels_;
+    kernels<T>().back({q + offset, given ? given + offset : nullptr, total + offset, terms,
+                       static_cast<int>(terms_.size()), count, n_labels_, first});
+  });
+  if (!goes_on) return;
+  back_turn_ = 1 - back_turn_;
+  State& fresh = back_[back_turn_];
+  allocate(fresh);
+  const std::size_t stride = padded_columns<T>(n_labels_), n = n_labels_;
+  for (std::size_t m = 0; m < terms_.size(); ++m) {
+    const T *x = splatted_[m].get(), *y = state(before).blurred[m].get();
+    std::vector<std::vector<double>> parts(threads_);
+    parallel_ranges(terms_[m].kernel->table_rows(), threads_, 256,
+                    [&](int part, std::size_t begin, std::size_t end) {
+      typename BufferPool<T>::Loan scratch(buffers_, n * stride);
+      parts[part].resize(n * stride);
+      kernels<T>().gram(x + begin * stride, y + begin * stride, end - begin, n_labels_, scratch.data(),
+                        parts[part].data());
+    });
+    for (const auto& part : parts)
+      for (std::size_t a = 0; a < n && !part.empty(); ++a)
+        for (std::size_t b = 0; b < n; ++b)
+          by_mu[(m * n + a) * n + b] += terms_[m].kernel->gain() * part[a * stride + b];
+    blur_into(fresh, m);
+  }
+}
+
+// The tables of a state from what was splatted.
+template <class T> void Plan<T>::blur_into(State& fresh, std::size_t m) {
+  const PlanTerm<T>& term = terms_[m];
+  const std::size_t rows = term.kernel->table_rows();
+  const T* y = fresh.blurred[m].get();
+  term.kernel->blur(splatted_[m].get(), n_labels_, threads_, fresh.blurred[m].get());
+  if (!term.is_matrix) return;
+  const int padded = padded_columns<T>(n_labels_);
+  parallel_ranges(rows, threads_, 64, [&](int, std::size_t begin, std::size_t end) {
+    kernels<T>().message(Compatibility::matrix, matrix_[m].data(), y, nullptr, T(1), true, begin, end,
+                         rows, padded, fresh.folded[m].get());
+  });
 }
 
 // Blurs the fresh tables, and the pair energies from them: q'Kq = (S'q)' B (S'q).
@@ -155,17 +213,8 @@ template <class T> void Plan<T>::finish(State& fresh, bool with_row_sums, PlanSu
     const std::size_t rows = term.kernel->table_rows();
     const double gain = term.kernel->gain();
     const T *x = splatted_[m].get(), *y = fresh.blurred[m].get();
-    term.kernel->blur(x, n_labels_, threads_, fresh.blurred[m].get());
-    const T* z = y;
-    if (term.is_matrix) {
-      T* folded = fresh.folded[m].get();
-      const int padded = static_cast<int>(stride);
-      parallel_ranges(rows, threads_, 64, [&](int, std::size_t begin, std::size_t end) {
-        kernels<T>().message(Compatibility::matrix, matrix_[m].data(), y, nullptr, T(1), true, begin, end,
-                             rows, padded, folded);
-      });
-      z = folded;
-    }
+    blur_into(fresh, m);
+    const T* z = term.is_matrix ? fresh.folded[m].get() : y;
     kernels<T>().column_dots(x, z, rows, static_cast<int>(stride), dots.data());
     double pair = 0;
     for (int l = 0; l < n_labels_; ++l)

@@ -41,13 +41,24 @@ template <class T> class Plan {
   // Update::without_self and for the change; q is where the new ones go. Both may be null.
   PlanSums step(int from, int to, const T* old, T* q);
 
+  // One step back from the marginals q of a state (softmax updates only): b follows from what the call
+  // before left behind, or is given, and is added to `total` (n_points, n_labels). With `before` >= 0,
+  // the number of the state before, b goes on to it and by_mu (terms, n_labels, n_labels) gains
+  // sum_i b_i (K q_before)_i'; the start has none before it.
+  void step_back(int before, const T* q, const T* given, bool first, T* total, double* by_mu);
+
  private:
   struct State {
     // of each term: B' S' q, and that times mu where mu is a matrix
     std::vector<AlignedArray<T>> blurred, folded;
   };
   State& state(int number);
+  void allocate(State& fresh);
   void finish(State& fresh, bool with_row_sums, PlanSums& sums);
+  void blur_into(State& fresh, std::size_t m);
+  // Calls body(part, begin, count, terms) for every run of points, with tables to slice from `from`
+  // (null: none) and, if `splat`, tables to splat to, which end up summed in splatted_.
+  template <class Body> void for_runs(const State* from, bool splat, Body&& body);
 
   const T* unary_;
   std::size_t n_points_;
@@ -59,6 +70,8 @@ template <class T> class Plan {
   std::vector<std::vector<T>> attraction_;
   std::vector<std::vector<T>> matrix_;  // of each term: gain * mu, padded rows and columns
   std::vector<State> states_;
+  State back_[2];  // of b, by turns
+  int back_turn_ = 0;
   std::vector<AlignedArray<T>> splatted_;  // of each term: S' q of the state being made
   BufferPool<T> buffers_;
 };

@@ -1,18 +1,45 @@
-"""The fused form of inference against the readable one, and the grid filter against the exact sum."""
+"""The fused form of inference against the readable one; the grid filter against the exact sum."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crfield import Bilateral, DenseCRF, Diagonal, Pairwise, Potts, Spatial, Symmetric, dense
+from crfield import (
+    Bilateral,
+    DenseCRF,
+    Diagonal,
+    Pairwise,
+    Potts,
+    Spatial,
+    Symmetric,
+    _native,
+    dense,
+)
 from crfield.features import observe
 from crfield.filters import ExactFilter, GridFilter, LatticeFilter, make_filter
+from crfield.gradient import backpropagate, backpropagate_fused
+from crfield.learning import Inference
+from crfield.learning.objective import unroll
+from crfield.losses import LogLikelihood
+from crfield.meanfield import Problem
 from crfield.plan import Plan, make_problem
 
 RNG = np.random.default_rng(0)
+
+
+@dataclass
+class SyntheticExample:
+    """One image to learn from."""
+
+    image: Any
+    unary: Any
+    truth: Any
 
 
 @pytest.fixture
@@ -67,7 +94,7 @@ def test_fused_and_readable_inference_agree(
             random_compatibility(kind, n_labels, rng), weight,
         ),
     ])
-    options = dict(algorithm=algorithm, max_iter=4, tol=tol, threads=threads, filter="auto")
+    options = {"algorithm": algorithm, "max_iter": 4, "tol": tol, "threads": threads}
     fused = crf.infer(image, unary, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -112,7 +139,7 @@ def test_a_rise_falls_back_to_the_readable_form(readable_only):
     image = picture((60, 60), 1)
     unary = rng.normal(0, 1, (60, 60, 4)).astype(np.float32)
     crf = DenseCRF(4, [Pairwise(Bilateral(4, 60), Potts(3e4))])
-    options = dict(algorithm="concave", max_iter=12, tol=0.0, threads=1)
+    options = {"algorithm": "concave", "max_iter": 12, "tol": 0.0, "threads": 1}
     fused = crf.infer(image, unary, **options)
     rounding = 1e-6 * (np.abs(fused.free_energies[:-1]) + unary.size)
     assert (np.diff(fused.free_energies) <= rounding).all()
@@ -240,3 +267,54 @@ def test_features_made_on_the_fly_are_the_dense_ones(image_type):
         made, given_ = LatticeFilter(features), LatticeFilter(features.dense())
         assert made.n_vertices == given_.n_vertices
         assert np.allclose(made.apply(x), given_.apply(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@given(
+    n_labels=st.integers(2, 40), kind=st.sampled_from(["potts", "diagonal", "symmetric"]),
+    threads=st.integers(1, 3), n_iter=st.integers(0, 5), seed=st.integers(0, 10**6),
+)
+def test_fused_and_readable_gradients_agree(dtype, n_labels, kind, threads, n_iter, seed):
+    rng = np.random.default_rng(seed)
+    grid = (46, 49)
+    truth = rng.integers(0, n_labels, grid)
+    example = SyntheticExample(
+        picture(grid, seed), rng.normal(0, 2, (*grid, n_labels)).astype(dtype), truth
+    )
+    crf = DenseCRF(n_labels, [
+        Pairwise(Spatial(rng.uniform(1, 6)), random_compatibility(kind, n_labels, rng)),
+        Pairwise(Bilateral(15, 20), random_compatibility(kind, n_labels, rng), 0.7),
+    ])
+    loss = LogLikelihood()
+    totals = loss.weight_totals(truth.reshape(-1), n_labels)
+    inference = Inference(n_iter=n_iter)
+    fused = unroll(crf, example, inference, threads, keep_states=True, widths=False)
+    readable = unroll(crf, example, inference, threads, keep_states=True, widths=True)
+    assert isinstance(fused.problem, Plan)
+    assert isinstance(readable.problem, Problem)
+    flat = truth.reshape(-1)
+    ours = backpropagate_fused(fused.problem, fused.trace, loss, flat, totals)
+    theirs = backpropagate(
+        readable.problem, readable.trace, loss, flat, totals, widths=[False, False]
+    )
+    tolerance = 1e-5 if dtype == np.float32 else 1e-12
+    assert np.abs(ours.unary - theirs.unary).max() <= tolerance * np.abs(theirs.unary).max()
+    for a, b in zip(ours.compatibility, theirs.compatibility, strict=True):
+        assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+
+
+def test_a_plan_refuses_to_go_back_from_nothing():
+    unary = np.zeros((4, 3), np.float32)
+    lattice = LatticeFilter(RNG.normal(size=(4, 2)).astype(np.float32))
+    plan = _native.Plan32(
+        unary, [(lattice.native, lattice.pre, lattice.post, None, -np.ones(3, np.float32))], 0, 1
+    )
+    by_mu = np.zeros((1, 3, 3))
+    with pytest.raises(ValueError, match="nothing to go back from"):
+        plan.step_back(-1, unary, None, True, unary.copy(), by_mu)
+    with pytest.raises(ValueError, match="unknown state"):
+        plan.step_back(0, unary, unary, True, unary.copy(), by_mu)
+    plan.step(-1, 0, None, None)
+    plan.step_back(0, unary, unary, True, unary.copy(), by_mu)
+    with pytest.raises(ValueError, match="wrong shape"):
+        plan.step_back(0, unary, unary, True, unary.copy(), np.zeros((2, 3, 3)))

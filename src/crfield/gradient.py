@@ -24,6 +24,7 @@ import numpy as np
 from crfield._validate import FloatArray
 from crfield.losses import Labels, Loss, Totals, softmax_jacobian
 from crfield.meanfield import Problem, State, Term
+from crfield.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,20 @@ class Gradients:
     unary: FloatArray
     compatibility: Sequence[FloatArray]
     features: Sequence[FloatArray | None]
+
+
+def backpropagate_fused(
+    plan: Plan, trace: Sequence[State], loss: Loss, truth: Labels, totals: Totals
+) -> Gradients:
+    """`backpropagate` through the softmax updates of a plan, without the features' gradient."""
+    n_labels = plan.unary.shape[1]
+    unary = plan.arena.like(plan.unary)
+    compatibility = np.zeros((len(plan.terms), n_labels, n_labels))
+    b: FloatArray | None = loss.softmax_gradient(trace[-1].stored, truth, totals)
+    for state in reversed(trace):
+        plan.step_back(state, b, state is trace[-1], unary, compatibility)
+        b = None
+    return Gradients(unary, list(compatibility), [None] * len(plan.terms))
 
 
 def backpropagate(

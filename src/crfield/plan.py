@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crfield import _native
 from crfield._arena import Arena
@@ -110,6 +111,17 @@ class Plan:
         return self._state(
             number, q, energy, own, pairs, math.inf if old.marginals is None else change
         )
+
+    def step_back(
+        self, state: State, given: FloatArray | None, first: bool, total: FloatArray,
+        by_mu: NDArray[np.float64],
+    ) -> None:
+        """Add b of a state (`crfield.gradient`) to `total` and what it says of mu to `by_mu`.
+
+        given : b, where it does not follow from the state after this one.
+        by_mu : (terms, L, L).
+        """
+        self._native.step_back(state.number - 1, state.stored, given, first, total, by_mu)
 
     def rounding(self, free_energy: float) -> float:
         """By how much F may seem to rise without having risen."""

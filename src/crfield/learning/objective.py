@@ -20,7 +20,7 @@ from crfield._validate import FloatArray, InputError, as_choice, as_count, as_fl
 from crfield.dense import DenseCRF
 from crfield.features import observe
 from crfield.filters import METHODS
-from crfield.gradient import backpropagate
+from crfield.gradient import backpropagate, backpropagate_fused
 from crfield.learning.parameters import ModelGradient, Parameters, Vector
 from crfield.losses import Loss, Totals
 from crfield.meanfield import Problem, State, run_parallel
@@ -96,10 +96,11 @@ class Unrolled:
 
 def unroll(
     model: DenseCRF, example: Example, inference: Inference, threads: int, *, keep_states: bool,
-    arena: Arena | None = None,
+    widths: bool = True, arena: Arena | None = None,
 ) -> Unrolled:
     """A fixed number of iterations on one image, without the safeguard, whose redone steps would
-    make the loss jump. What comes out lives in the arena, if one is given.
+    make the loss jump. What comes out lives in the arena, if one is given. With `widths`, the states
+    that are kept can be gone back through for the kernels' widths as well.
     """
     check_example(model, example)
     raw = as_floats(example.unary, "unary")
@@ -110,7 +111,7 @@ def unroll(
     terms = model.build_terms(observation, raw.dtype, inference.filter, 0.0, threads)
     problem = make_problem(
         centred, terms, inference.algorithm, threads, keep_states=keep_states, arena=arena,
-        fused=not keep_states,
+        fused=not keep_states or (inference.algorithm == "concave" and not widths),
     )
     trace: list[State] = []
     n_iter = inference.n_iter if terms else 0  # independent variables are done at the start
@@ -143,7 +144,8 @@ def evaluate_image(
     """Infer on one image; go back through it if the totals of all images are given."""
     with lent_arena() as arena:
         run = unroll(
-            model, example, inference, threads, keep_states=totals is not None, arena=arena
+            model, example, inference, threads, keep_states=totals is not None,
+            widths="kernel" in groups, arena=arena,
         )
         q, n_labels = run.marginals, model.n_labels
         truth = np.asarray(example.truth).reshape(-1)
@@ -157,11 +159,13 @@ def evaluate_image(
 def _gradient(
     run: Unrolled, loss: Loss, truth: NDArray[Any], totals: Totals, groups: Sequence[str]
 ) -> ModelGradient:
-    assert isinstance(run.problem, Problem)
     terms = run.problem.terms
-    found = backpropagate(
-        run.problem, run.trace, loss, truth, totals, widths=["kernel" in groups] * len(terms)
-    )
+    if isinstance(run.problem, Plan):
+        found = backpropagate_fused(run.problem, run.trace, loss, truth, totals)
+    else:
+        found = backpropagate(
+            run.problem, run.trace, loss, truth, totals, widths=["kernel" in groups] * len(terms)
+        )
     n_labels = found.unary.shape[1]
     recalibration = np.zeros((n_labels, run.features.shape[1] + 1))
     if "unary" in groups:
