@@ -99,8 +99,8 @@ def unroll(
     widths: bool = True, arena: Arena | None = None,
 ) -> Unrolled:
     """A fixed number of iterations on one image, without the safeguard, whose redone steps would
-    make the loss jump. What comes out lives in the arena, if one is given. With `widths`, the states
-    that are kept can be gone back through for the kernels' widths as well.
+    make the loss jump. What comes out lives in the arena, if one is given. With `widths`, the
+    states that are kept can be gone back through for the kernels' widths as well.
     """
     check_example(model, example)
     raw = as_floats(example.unary, "unary")
