@@ -41,7 +41,7 @@ from crfield.refinement import potts_model
 
 N_LABELS, SHRINK = 21, 2
 INFERENCE = Inference(algorithm="concave", n_iter=10)  # as many as `refine` takes at most
-CONFIDENCES = (0.7, 0.8, 0.9)
+CONFIDENCES = (0.7, 0.9)
 CACHE = REPOSITORY / "experiments" / "cache" / "refine_defaults"
 
 
