@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from crfield import _native
 from crfield._arena import Arena
-from crfield._validate import FloatArray
+from crfield._validate import FloatArray, check_memory
 from crfield.filters import TableFilter
 from crfield.meanfield import Problem, State, Term, rounding
 
@@ -68,6 +68,13 @@ class Plan:
                 operator.native, operator.pre, operator.post, diagonal,
                 np.ravel(term.weight * mu).astype(unary.dtype),
             ))
+        tables = sum(kernel.n_vertices for kernel, *_ in native_terms) * (n_labels + 8)
+        check_memory(
+            float(tables) * (4 + threads) * unary.dtype.itemsize,
+            f"Inference with {n_labels} labels and kernels of "
+            f"{' and '.join(str(kernel.n_vertices) for kernel, *_ in native_terms)} vertices",
+            "use wider kernels or tiles",
+        )
         build = _native.Plan64 if unary.dtype == np.float64 else _native.Plan32
         self._native = build(unary, native_terms, _UPDATES[algorithm], threads)
         self._constant = 0.0

@@ -35,6 +35,7 @@ class LatticeFilter(TableFilter):
             )
         build = _native.Lattice64 if features.dtype == np.float64 else _native.Lattice32
         if isinstance(features, GridFeatures):
+            assert not one_order
             axes = [axis.tolist() for axis in features.axes]
             colors = np.empty((0, 0)) if features.colors is None else features.colors
             native = build(axes, colors, features.factors.tolist(), thread_count(threads))
