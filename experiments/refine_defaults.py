@@ -1,9 +1,10 @@
 """Constants for `crfield.refine`, learned on one half of real data and reported on the other.
 
-Hard labels: a network's predictions on voc_sbd100, learned on the first 50 images, reported on the
-last 50. Probabilities: msrc21's unaries, learned on learn.txt, reported on eval.txt. Two Potts
-weights and three widths are learned by gradient, with the IoU loss, at half size; the confidence of
-hard labels is the best of a few. The constants are rounded to two digits before they are reported.
+Hard labels: a network's predictions on voc_sbd100, the best of a grid on the first 50 images,
+reported on the last 50; `refine` gives each image the labels that its map shows, so that no one
+model could be learned by gradient on all of them. Probabilities: msrc21's unaries, learned on
+learn.txt, reported on eval.txt. Two Potts weights and three widths are learned by gradient, with the
+IoU loss, at half size, and rounded to two digits before they are reported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from crfield.refinement import potts_model
 N_LABELS, SHRINK = 21, 2
 INFERENCE = Inference(algorithm="concave", n_iter=10)  # as many as `refine` takes at most
 CONFIDENCES = (0.7, 0.9)
+SHOWN = 8
 CACHE = REPOSITORY / "experiments" / "cache" / "refine_defaults"
 
 
@@ -117,8 +120,7 @@ def score(
         labels = costs.argmin(-1)
         if constants is not None and constants.confidence is not None:
             labels = crfield.refine(
-                example.image, labels.astype(np.int64), n_labels=N_LABELS, threads=1,
-                **constants.arguments(),
+                example.image, labels.astype(np.int64), threads=1, **constants.arguments()
             ).labels
         elif constants is not None:
             likely = np.exp(-costs)
@@ -149,27 +151,33 @@ def table(
 
 def hard_labels(folder: Path, jobs: int) -> list[str]:
     """The paragraphs on a network's hard labels."""
-    tried = []
-    for confidence in CONFIDENCES:
-        unaries = {"folder": "psp_pred", "kind": "labels", "confidence": confidence}
-        dataset = FolderDataset(
-            folder, "list", description={"n_labels": N_LABELS, "unaries": unaries}
-        )
-        half = [dataset[i] for i in range(len(dataset) // 2)]
-        tried.append(learned(half, f"labels_{confidence:g}", confidence, jobs))
-    best = max(tried, key=lambda entry: entry[1])[0]
+    dataset = FolderDataset(
+        folder, "list",
+        description={
+            "n_labels": N_LABELS, "unaries": {"folder": "psp_pred", "kind": "labels"}
+        },
+    )
+    half = [dataset[i] for i in range(len(dataset) // 2)]
     others = [dataset[i] for i in range(len(dataset) // 2, len(dataset))]
-    candidates = {
-        "network alone": None, "customary": Constants(**{**vars(CUSTOMARY), "confidence": 0.7}),
-        "learned": best,
-    }
+    customary = replace(CUSTOMARY, confidence=0.7)
+    tried = []
+    for pixels, colour, weight, confidence in product(
+        (30.0, 60.0), (3.0, 5.0, 8.0), (3.0, 6.0, 10.0), CONFIDENCES
+    ):
+        constants = Constants(3.0, 3.0, (pixels, colour), weight, confidence)
+        tried.append((mean_iou(score(half, constants, jobs)), constants))
+        print(f"{100 * tried[-1][0]:.2f}  {constants.describe()}", flush=True)
+    tried.sort(key=lambda entry: -entry[0])
+    best = tried[0][1]
     return [
-        "## Hard labels", f"Learned on {len(half)} images; mean IoU % there, at half size:",
+        "## Hard labels",
+        f"Chosen on {len(half)} images, the best of {len(tried)}; mean IoU % there:",
         markdown_table(
             ["constants", "mean IoU %"],
-            [[constants.describe(), f"{100 * value:.2f}"] for constants, value in tried],
+            [[entry.describe(), f"{100 * value:.2f}"] for value, entry in tried[:SHOWN]],
         ),
-        f"On {len(others)} other images at full size:", table(others, candidates, jobs),
+        f"On {len(others)} other images:",
+        table(others, {"network alone": None, "customary": customary, "chosen": best}, jobs),
     ]
 
 
@@ -178,7 +186,9 @@ def probabilities(folder: Path, jobs: int) -> list[str]:
     learning = FolderDataset(folder, "learn", description=MSRC)
     best, value = learned([*learning], "probabilities", None, jobs)
     others = FolderDataset(folder, "eval", description=MSRC)
-    candidates = {"network alone": None, "customary": CUSTOMARY, "learned": best}
+    candidates = {
+        "network alone": None, "customary": CUSTOMARY, "start": START, "learned": best
+    }
     return [
         "## Probabilities",
         f"Learned on {len(learning)} images, mean IoU {100 * value:.2f} % there at half size. On "
