@@ -3,8 +3,8 @@
 Hard labels: a network's predictions on voc_sbd100, the best of a grid on the first 50 images,
 reported on the last 50; `refine` gives each image the labels that its map shows, so that no one
 model could be learned by gradient on all of them. Probabilities: msrc21's unaries, learned on
-learn.txt, reported on eval.txt. Two Potts weights and three widths are learned by gradient, with the
-IoU loss, at half size, and rounded to two digits before they are reported.
+learn.txt, reported on eval.txt. Two Potts weights and three widths are learned by gradient, with
+the IoU loss, at half size, and rounded to two digits before they are reported.
 """
 
 from __future__ import annotations
