@@ -131,7 +131,7 @@ template <class T, class Operator, class Class> void bind_operator(Class& bound)
 
 // Grid features of a lattice: coordinates along each axis, and an array of colours (n_points, C).
 template <class T>
-GridFeatures<T> grid_features(const std::vector<std::vector<double>>& axes, nb::ndarray<> colours,
+GridFeatures<T> grid_features(const std::vector<std::vector<double>>& axes, nb::ndarray<nb::ro> colours,
                               const std::vector<double>& factors) {
   require(!axes.empty(), "there must be an axis");
   require(axes.size() + factors.size() <= max_lattice_dim,
@@ -251,7 +251,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
            },
            "features"_a.noconvert(), "one_order"_a, "threads"_a)
       .def("__init__",
-           [](Lattice<T>* self, const std::vector<std::vector<double>>& axes, nb::ndarray<> colours,
+           [](Lattice<T>* self, const std::vector<std::vector<double>>& axes, nb::ndarray<nb::ro> colours,
               const std::vector<double>& factors, int threads) {
              require_threads(threads);
              const auto features = grid_features<T>(axes, colours, factors);

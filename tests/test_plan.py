@@ -258,6 +258,7 @@ def test_which_filter_is_chosen():
 def test_features_made_on_the_fly_are_the_dense_ones(image_type):
     image = picture((50, 45), 2)
     image = image > 100 if image_type == np.bool_ else image.astype(image_type)
+    image.flags.writeable = False
     observation = observe((50, 45), image, spacing=[1.0, 2.0])
     kernel = Bilateral([20, 30], [10, 20, 30])
     for dtype in (np.float32, np.float64):
