@@ -28,7 +28,7 @@ template <int... Corners> struct Terms {
         return false;
     return true;
   }
-  // body(term, Count<corners>{}, whether the term is complete)
+  // body(term, Count<corners>{}), in the terms' order
   template <class T, class Body>
   [[gnu::always_inline]] static void each(const PassInput<T>& in, Body&& body) {
     const PassTerm<T>* term = in.terms;

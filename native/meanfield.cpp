@@ -197,11 +197,9 @@ template <class T> double largest(const T* x, std::size_t size, int threads) {
   parallel_ranges(size, threads, 1 << 14, [&](int part, std::size_t begin, std::size_t end) {
     parts[part] = kernels<T>().largest(x, begin, end);
   });
-  double found = 0;
   for (const double part : parts)
-    if (!(part <= found)) found = part;  // a NaN enters and, comparing false, is not left again
-  return std::isnan(found) ? found
-                           : *std::max_element(parts.begin(), parts.end());
+    if (std::isnan(part)) return part;
+  return *std::max_element(parts.begin(), parts.end());
 }
 
 template <class T> double dot(const T* a, const T* b, std::size_t size, int threads) {

@@ -7,7 +7,6 @@
 
 namespace crfield {
 
-// The points of one run, ready for a fused pass, and the tables that it reads and writes.
 template <class T> class TableOperator {
  public:
   virtual ~TableOperator() = default;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -133,21 +133,49 @@ def test_what_a_plan_covers():
     assert not covered("concave")
 
 
-def test_a_rise_falls_back_to_the_readable_form(readable_only):
-    """Strong repulsion between far labels makes the lattice's own asymmetry of signs show."""
-    rng = np.random.default_rng(3)
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_rise_falls_back_to_the_readable_form(readable_only, monkeypatch, watched):
+    """From where it rose if the marginals are at hand, from the start otherwise."""
     image = picture((60, 60), 1)
-    unary = rng.normal(0, 1, (60, 60, 4)).astype(np.float32)
-    crf = DenseCRF(4, [Pairwise(Bilateral(4, 60), Potts(3e4))])
-    options = {"algorithm": "concave", "max_iter": 12, "tol": 0.0, "threads": 1}
-    fused = crf.infer(image, unary, **options)
-    rounding = 1e-6 * (np.abs(fused.free_energies[:-1]) + unary.size)
-    assert (np.diff(fused.free_energies) <= rounding).all()
+    unary = np.random.default_rng(3).normal(0, 1, (60, 60, 4)).astype(np.float32)
+    crf = DenseCRF(4, [Pairwise(Bilateral(4, 60), Potts(3))])
+    seen = []
+
+    def infer():
+        seen.clear()
+        return crf.infer(
+            image, unary, algorithm="concave", max_iter=6, tol=0.0, threads=1,
+            callback=(lambda i, q, energy: seen.append(i) and False) if watched else None,
+        )
+
+    make_state, rises = Plan._state, []
+
+    def rising_once(self, number, q, energy, *rest):
+        state = make_state(self, number, q, energy, *rest)
+        rises.append(len(rises) == 3)
+        return replace(state, free_energy=state.free_energy + 1e5) if rises[-1] else state
+
+    monkeypatch.setattr(Plan, "_state", rising_once)
+    fused = infer()
+    assert rises == [False, False, False, True]
+    assert seen == ([1, 2, 3, 4, 5, 6] if watched else [])
+    assert len(fused.free_energies) == 7
+    assert (np.diff(fused.free_energies) < 0).all()
     readable_only()
-    readable = crf.infer(image, unary, **options)
-    assert fused.shifts == readable.shifts
-    if fused.shifts:
-        assert np.array_equal(fused.marginals, readable.marginals)
+    readable = infer()
+    assert fused.shifts == readable.shifts == 0
+    assert np.abs(fused.marginals - readable.marginals).max() <= (1e-5 if watched else 0)
+
+
+@pytest.mark.parametrize("threads", range(1, 8))
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_seen_wherever_it_is(threads, bad):
+    values = RNG.normal(size=(60_000, 3)).astype(np.float32)
+    assert _native.largest(values, threads) == np.abs(values).max()
+    for row in (0, 10_000, 29_999, 41_000, 59_999):
+        spoiled = values.copy()
+        spoiled[row, 1] = bad
+        assert np.isnan(_native.largest(spoiled, threads))
 
 
 def test_the_callback_sees_every_state():

@@ -256,11 +256,17 @@ def run_parallel(
     for iteration in range(1, max_iter + 1):
         fresh = problem.step(state, shift, store=store or iteration == max_iter)
         ceiling = state.free_energy + problem.rounding(state.free_energy)
-        if guarded and not fresh.free_energy <= ceiling and problem.readable() is not problem:
-            return run_parallel(
-                problem.readable(), init=init, max_iter=max_iter, tol=tol, guarded=guarded,
-                callback=callback, trace=trace,
-            )
+        if guarded and not fresh.free_energy <= ceiling:
+            readable = problem.readable()  # which can shift
+            if state.marginals is None:
+                return run_parallel(
+                    readable, init=init, max_iter=max_iter, tol=tol, guarded=guarded, trace=trace
+                )
+            if readable is not problem:  # go on from here: the callback has seen what came before
+                problem = readable
+                state = problem.start(state.marginals, store=True)
+                ceiling = state.free_energy + problem.rounding(state.free_energy)
+                fresh = problem.step(state, shift, store=True)
         while guarded and not fresh.free_energy <= ceiling and shift < 1.0:
             # At a share of 1 the shifted kernel is positive semidefinite whatever the kernel is.
             shift = max(2.0 * shift, _FIRST_SHIFT)

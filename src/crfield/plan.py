@@ -86,6 +86,7 @@ class Plan:
         return bool(terms) and all(
             isinstance(t.operator, TableFilter) and t.operator.is_symmetric
             and (algorithm == "concave" or t.compatibility.attraction(n_labels) is not None)
+            and (algorithm != "cccp" or t.weight >= 0)
             for t in terms
         )
 
