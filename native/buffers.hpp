@@ -15,23 +15,71 @@ namespace crfield {
 
 constexpr std::size_t cache_line = 64, huge_page = std::size_t(1) << 21;
 
+// Large blocks that were given back, up to a limit, for the next image: the system would have to clear
+// their pages again. Whoever cannot have the lock at once, such as a child of fork whose parent held
+// it, does without.
+class IdleBlocks {
+ public:
+  static IdleBlocks& shared() {
+    static IdleBlocks* const blocks = new IdleBlocks;  // outlives every static array
+    return *blocks;
+  }
+  void* take(std::size_t bytes) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return nullptr;
+    for (auto& block : idle_)
+      if (block.bytes == bytes) {
+        void* const memory = block.memory;
+        block = idle_.back();
+        idle_.pop_back();
+        total_ -= bytes;
+        return memory;
+      }
+    return nullptr;
+  }
+  bool keep(void* memory, std::size_t bytes) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || total_ + bytes > most) return false;
+    idle_.push_back({memory, bytes});
+    total_ += bytes;
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t most = std::size_t(64) << 20;
+  struct Block {
+    void* memory;
+    std::size_t bytes;
+  };
+  IdleBlocks() { idle_.reserve(most / huge_page); }  // so that giving back allocates nothing
+  std::mutex mutex_;
+  std::vector<Block> idle_;
+  std::size_t total_ = 0;
+};
+
 // Uninitialised numbers from a whole cache line on, because a vector that straddles two lines costs
 // several; large arrays in huge pages where the system has them, because the tables are read all over.
 struct FreeAligned {
-  std::size_t alignment = cache_line;
-  void operator()(void* memory) const { ::operator delete(memory, std::align_val_t{alignment}); }
+  std::size_t bytes = 0;
+  void operator()(void* memory) const {
+    if (bytes >= huge_page && IdleBlocks::shared().keep(memory, bytes)) return;
+    ::operator delete(memory, std::align_val_t{alignment(bytes)});
+  }
+  static std::size_t alignment(std::size_t bytes) { return bytes >= huge_page ? huge_page : cache_line; }
 };
 template <class T> using AlignedArray = std::unique_ptr<T[], FreeAligned>;
 template <class T> AlignedArray<T> new_aligned(std::size_t size) {
   std::size_t bytes = size * sizeof(T);
-  const bool large = bytes >= huge_page / 4;
-  const std::size_t alignment = large ? huge_page : cache_line;
-  bytes = (bytes + alignment - 1) / alignment * alignment;
-  void* memory = ::operator new(bytes, std::align_val_t{alignment});
+  const std::size_t unit = bytes >= huge_page / 4 ? huge_page : cache_line;
+  bytes = (bytes + unit - 1) / unit * unit;
+  void* memory = unit == huge_page ? IdleBlocks::shared().take(bytes) : nullptr;
+  if (!memory) {
+    memory = ::operator new(bytes, std::align_val_t{unit});
 #ifdef MADV_HUGEPAGE
-  if (large) madvise(memory, bytes, MADV_HUGEPAGE);  // a wish, not a condition
+    if (unit == huge_page) madvise(memory, bytes, MADV_HUGEPAGE);  // a wish, not a condition
 #endif
-  return AlignedArray<T>(static_cast<T*>(memory), FreeAligned{alignment});
+  }
+  return AlignedArray<T>(static_cast<T*>(memory), FreeAligned{bytes});
 }
 
 // Lends uninitialised arrays of at least the asked size; safe to use from several threads.

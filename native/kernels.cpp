@@ -20,7 +20,7 @@ namespace {
 template <class T> constexpr Kernels<T> table() {
   return {splat<T>,      slice<T>,   correlate<T>, blur<T>, add<T>, exact_tile<T>,
           message<T>,    center<T>,  largest<T>, dot<T>,       step<T>, pass<T>,
-          back<T>,       combine<T>,    add_scaled<T>, column_dots<T>, gram<T>, blur_axis<T>, embed<T>};
+          back<T>,       combine<T>,    add_scaled<T>, column_dots<T>, row_sum_dot<T>, gram<T>, blur_axis<T>, embed<T>};
 }
 
 }  // namespace

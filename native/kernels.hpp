@@ -21,7 +21,7 @@ template <class T> constexpr int padded_columns(int n_columns) {
 
 constexpr std::size_t tile_size = 64;
 constexpr int embed_block = 32;
-constexpr int pass_scratch = 8;
+constexpr int pass_block = 8, pass_scratch = 4 * pass_block;  // points, padded rows
 
 enum class Shape : int { gaussian = 0, tent = 1, sinc = 2 };
 
@@ -92,6 +92,7 @@ template <class T> struct PassTerm {
   const T *before, *after;     // (count,) scales of what is splatted and of what is sliced, null: ones
   const T* from;               // the table to slice, null: none
   const T* factor;             // (padded_columns,) what a sliced row is multiplied by, null: ones
+  T uniform;                   // that factor if it is the same for all labels, 0 otherwise
   T* to;                       // the table to splat to, null: none
   const T* strength;           // (count,) K_ii, only where the update needs it
   const T* attraction;         // (padded_columns,) -mu_ll, only where the update needs it
@@ -172,6 +173,8 @@ template <class T> struct Kernels {
   void (*add_scaled)(const T* x, T factor, std::size_t length, T* out);
   // out[c] = sum_r x[r, c] y[r, c] of padded rows
   void (*column_dots)(const T* x, const T* y, std::size_t n_rows, int n_padded, double* out);
+  // sum_r (sum_c x[r, c]) (sum_c y[r, c]) of padded rows
+  double (*row_sum_dot)(const T* x, const T* y, std::size_t n_rows, int n_padded);
   // out[a * n_padded + b] = sum_r x[r, a] y[r, b] of padded rows; scratch holds n_padded of them.
   void (*gram)(const T* x, const T* y, std::size_t n_rows, int n_columns, T* scratch, double* out);
   // Rows [begin, end) of a blur with five symmetric taps along the middle axis of (outer, n, inner).

@@ -20,13 +20,7 @@ void back_rows(const BackInput<typename Traits<V>::element>& in, std::size_t beg
     const auto slice = [&](auto group, int first, V* g) __attribute__((always_inline)) {
       constexpr int K = decltype(group)::value;
       for (int k = 0; k < K; ++k) g[k] = V{};
-      for (int m = 0; m < in.n_terms; ++m) {
-        const PassTerm<T>& term = in.terms[m];
-        V sum[K];
-        slice_row<V, K, 0>(term, i, first, n, sum);
-        for (int k = 0; k < K; ++k)
-          g[k] += term.factor ? load<V>(term.factor + first + k * width) * sum[k] : sum[k];
-      }
+      for (int m = 0; m < in.n_terms; ++m) slice_row<V, K, 0>(in.terms[m], i, first, n, g);
     };
     V against = {};  // q'g, summed over all column groups before b can be formed
     V kept[Fixed > 0 ? Fixed : 1] = {};  // g, where the whole row is one group
@@ -65,23 +59,13 @@ void back_rows(const BackInput<typename Traits<V>::element>& in, std::size_t beg
 }
 
 template <class T> void back(const BackInput<T>& in) {
-  with_row_vector<T>(in.n_columns, [&](auto v) {
-    using V = decltype(v);
+  with_row_length<T>(in.n_columns, [&](auto v, auto fixed) {
+    constexpr int K = decltype(fixed)::value;
     const std::size_t columns = in.n_columns, n = padded_columns<T>(in.n_columns);
     const std::size_t spare = (n - columns + columns - 1) / columns;
     const std::size_t inside = in.count > spare ? in.count - spare : 0;
-    const auto run = [&](auto fixed) {
-      constexpr int K = decltype(fixed)::value;
-      back_rows<V, K, true>(in, 0, inside);
-      back_rows<V, K, false>(in, inside, in.count);
-    };
-    switch (n / Traits<V>::width) {
-      case 1: run(Count<1>{}); break;
-      case 2: run(Count<2>{}); break;
-      case 3: run(Count<3>{}); break;
-      case 4: run(Count<4>{}); break;
-      default: run(Count<0>{});
-    }
+    back_rows<decltype(v), K, true>(in, 0, inside);
+    back_rows<decltype(v), K, false>(in, inside, in.count);
   });
 }
 

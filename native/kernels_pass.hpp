@@ -9,56 +9,61 @@ template <class V, int Fixed, class Body> inline void for_groups(int n_columns, 
   else for_column_groups<V>(n_columns, body);
 }
 
-// Calls body(Count<0>{}) ... body(Count<N - 1>{}), so that arrays indexed by it can stay in registers.
-template <int N, class Body> [[gnu::always_inline]] inline void each(Body&& body) {
-  if constexpr (N > 1) each<N - 1>(body);
-  body(Count<N - 1>{});
-}
-
 // The terms of a pass: any, or as many as there are numbers of corners here, which lets loops over
-// corners unroll; the latter also have scales and factors, which need not be asked for then.
-template <int... Corners> struct Terms {
-  static constexpr bool known = sizeof...(Corners) > 0;
-  template <class T> static bool match(const PassInput<T>& in) {
+// corners unroll; the latter also have scales and one factor for all labels.
+template <class T, int... Corners> struct Terms {
+  static constexpr bool known = true;
+  PassTerm<T> term[sizeof...(Corners)];
+
+  explicit Terms(const PassInput<T>& in) {
+    for (int m = 0; m < in.n_terms; ++m) term[m] = in.terms[m];
+  }
+  static bool match(const PassInput<T>& in) {
     constexpr int wanted[] = {Corners...};
     if (in.n_terms != static_cast<int>(sizeof...(Corners))) return false;
     for (int m = 0; m < in.n_terms; ++m)
       if (in.terms[m].corners != wanted[m] || !in.terms[m].before || !in.terms[m].after ||
-          !in.terms[m].factor || !in.terms[m].to)
+          in.terms[m].uniform == T(0) || !in.terms[m].to)
         return false;
     return true;
   }
   // body(term, Count<corners>{}), in the terms' order
-  template <class T, class Body>
-  [[gnu::always_inline]] static void each(const PassInput<T>& in, Body&& body) {
-    const PassTerm<T>* term = in.terms;
-    (body(*term++, Count<Corners>{}), ...);
+  template <class Body> [[gnu::always_inline]] void each(Body&& body) const {
+    const PassTerm<T>* at = term;
+    (body(*at++, Count<Corners>{}), ...);
   }
 };
-template <> struct Terms<> {
+template <class T> struct Terms<T> {
   static constexpr bool known = false;
-  template <class T> static bool match(const PassInput<T>&) { return true; }
-  template <class T, class Body>
-  [[gnu::always_inline]] static void each(const PassInput<T>& in, Body&& body) {
-    for (int m = 0; m < in.n_terms; ++m) body(in.terms[m], Count<0>{});
+  const PassTerm<T>* term;
+  int count;
+
+  explicit Terms(const PassInput<T>& in) : term(in.terms), count(in.n_terms) {}
+  template <class Body> [[gnu::always_inline]] void each(Body&& body) const {
+    for (int m = 0; m < count; ++m) body(term[m], Count<0>{});
   }
 };
 
-// sum_c weight_c table[vertex_c], times the row's scale.
+// e += factor * scale * sum_c weight_c table[vertex_c]
 template <class V, int K, int Fixed, class T>
 [[gnu::always_inline]] inline void slice_row(const PassTerm<T>& term, std::size_t i, int first,
-                                             int stride, V* sum) {
+                                             int stride, V* e) {
   const int corners = Fixed > 0 ? Fixed : term.corners;
   const std::int32_t* vertex = term.vertex + i * corners;
   const T* weight = term.weight + i * corners;
-  for (int k = 0; k < K; ++k) sum[k] = V{};
+  V sum[K] = {};
   for (int c = 0; c < corners; ++c) {
     const T* row = term.from + static_cast<std::size_t>(vertex[c]) * stride + first;
-    for (int k = 0; k < K; ++k) sum[k] += weight[c] * load<V>(row + k * Traits<V>::width);
+    const T own = weight[c];
+    for (int k = 0; k < K; ++k) sum[k] += own * load<V>(row + k * Traits<V>::width);
   }
-  if (Fixed > 0 || term.after) {
-    const T scale = term.after[i];
-    for (int k = 0; k < K; ++k) sum[k] *= scale;
+  const T scale = Fixed > 0 || term.after ? term.after[i] : T(1);
+  if (Fixed > 0 || !term.factor) {
+    const T factor = Fixed > 0 ? term.uniform * scale : scale;
+    for (int k = 0; k < K; ++k) e[k] += factor * sum[k];
+  } else {
+    for (int k = 0; k < K; ++k)
+      e[k] += load<V>(term.factor + first + k * Traits<V>::width) * (scale * sum[k]);
   }
 }
 
@@ -68,210 +73,312 @@ template <class V, int K, int Fixed, class T>
   const int corners = Fixed > 0 ? Fixed : term.corners;
   const std::int32_t* vertex = term.vertex + i * corners;
   const T* weight = term.weight + i * corners;
+  T* to = term.to + first;
   const T scale = Fixed > 0 || term.before ? term.before[i] : T(1);
   V scaled[K];
   for (int k = 0; k < K; ++k) scaled[k] = scale * value[k];
   for (int c = 0; c < corners; ++c) {
-    T* row = term.to + static_cast<std::size_t>(vertex[c]) * stride + first;
+    T* row = to + static_cast<std::size_t>(vertex[c]) * stride;
+    const T own = weight[c];
     for (int k = 0; k < K; ++k)
       store<V>(row + k * Traits<V>::width,
-               load<V>(row + k * Traits<V>::width) + weight[c] * scaled[k]);
+               load<V>(row + k * Traits<V>::width) + own * scaled[k]);
   }
 }
 
-// One row's numbers between the steps of an update: in registers if their number is known at compile
-// time, in scratch memory otherwise.
-template <class V, int Fixed> struct Row {
-  V values[Fixed];
-  void use(typename Traits<V>::element*) {}
-  V get(int c) const { return values[c / Traits<V>::width]; }
-  void set(int c, V value) { values[c / Traits<V>::width] = value; }
-};
-template <class V> struct Row<V, 0> {
-  typename Traits<V>::element* memory = nullptr;
-  void use(typename Traits<V>::element* scratch) { memory = scratch; }
-  V get(int c) const { return load<V>(memory + c); }
-  void set(int c, V value) { store<V>(memory + c, value); }
-};
+// out[p] = row[p] folded over its lanes for the points of a block, `missing` for those beyond the run.
+template <class V, class Fold>
+[[gnu::always_inline]] inline void fold_block(V* row, int count, typename Traits<V>::element missing,
+                                              Fold&& fold, typename Traits<V>::element* out) {
+  constexpr int width = Traits<V>::width;
+  for (int p = count; p < pass_block; ++p) row[p] = V{};
+  for (int k = 0; k < pass_block; k += width) store<V>(out + k, fold_rows<V>(row + k, fold));
+  for (int p = count; p < pass_block; ++p) out[p] = missing;
+}
 
-template <class V> struct PassTotals {
-  using Wide = typename Lanes<double, Traits<V>::width * 8>::type;
-  Wide free_energy = {}, self = {};
-  V free_part = {}, self_part = {}, moved = {};
-  double log_mass = 0, mass_product = 1;
+// From the softmax to the solution of log q + alpha q + lambda + e = 0, 1'q = 1, for the `count` points
+// of a block. Rows of n numbers; weight and total hold exp(-e) and its sum before, q and its sum after;
+// log_q stands for -e before and for log q after, both up to log of the total before.
+template <class V, int Fixed> struct SelfPairs {
+  using T = typename Traits<V>::element;
+  static constexpr int width = Traits<V>::width;
+  const int count, n_columns;
+  const T* alpha;
+  T *log_q, *weight, *total, *scratch;
 
-  void flush() {
-    log_mass += std::log(mass_product);
-    mass_product = 1;
-    free_energy += __builtin_convertvector(free_part, Wide);
-    self += __builtin_convertvector(self_part, Wide);
-    free_part = self_part = V{};
+  int n() const { return Fixed > 0 ? Fixed * width : n_columns; }
+
+  void solve() {
+    V most = {};
+    for (int c = 0; c < count * n(); c += width) most = larger(most, load<V>(alpha + c));
+    const T strongest = max_lanes<V>(most);
+    if (sizeof(T) == 4 && strongest <= T(weak_self_pair)) together(strongest);
+    else one_by_one();
+  }
+
+  // With p the softmax and delta the change of lambda, q = W(alpha p exp(-delta)) / alpha for Lambert's
+  // W; 1'q = 1 is solved for delta, from its expansion in alpha up to the second order, with the slope
+  // -dq / ddelta = q / (1 + alpha q) taken as q (1 - alpha q).
+  void together(T strongest) {
+    constexpr T enough = T(1e-6);
+    constexpr int most_rounds = 20;
+    const auto plus = [](V a, V b) { return a + b; };
+    V first[pass_block], second[pass_block];
+    for (int p = 0; p < count; ++p) {
+      const T scale = T(1) / total[p];
+      first[p] = second[p] = V{};
+      for (int c = p * n(); c < (p + 1) * n(); c += width) {
+        const V q = scale * load<V>(weight + c), pull = load<V>(alpha + c) * q;
+        store<V>(weight + c, q);
+        first[p] += q * pull;
+        second[p] += q * pull * pull;
+      }
+    }
+    T delta[pass_block], move[pass_block], mass[pass_block], slope[pass_block];
+    fold_block(first, count, T(0), plus, mass);
+    fold_block(second, count, T(0), plus, slope);
+    for (int p = 0; p < pass_block; ++p) delta[p] = T(1.5) * (slope[p] - mass[p] * mass[p]) - mass[p];
+    for (int round = 0; round < most_rounds; ++round) {
+      T grown[pass_block], worst = 0;
+      for (int k = 0; k < pass_block; k += width)
+        store<V>(grown + k, exp_small<V>(-load<V>(delta + k)));
+      for (int p = 0; p < count; ++p) {
+        first[p] = second[p] = V{};
+        for (int c = p * n(); c < (p + 1) * n(); c += width) {
+          const V a = load<V>(alpha + c), z = grown[p] * load<V>(weight + c);
+          const V q = z * lambert_ratio<V>(a * z);
+          store<V>(scratch + c, q);
+          first[p] += q;
+          second[p] += q - q * (a * q);
+        }
+      }
+      fold_block(first, count, T(1), plus, mass);
+      fold_block(second, count, T(1), plus, slope);
+      for (int p = 0; p < pass_block; ++p) {
+        move[p] = (mass[p] - T(1)) / slope[p];
+        delta[p] += move[p];
+        worst = std::max(worst, std::abs(mass[p] - T(1)));
+      }
+      // What the slope leaves out is of the order alpha^2, and found to be less than a sixth of that.
+      if (worst * strongest * strongest * T(0.15) <= enough) break;
+    }
+    for (int p = 0; p < count; ++p) {
+      first[p] = V{};
+      for (int c = p * n(); c < (p + 1) * n(); c += width) {
+        const V a = load<V>(alpha + c), before = load<V>(scratch + c);
+        const V q = before - move[p] * (before - before * (a * before));
+        store<V>(weight + c, q);
+        store<V>(log_q + c, load<V>(log_q + c) - (a * q + delta[p]));
+        first[p] += q;
+      }
+    }
+    fold_block(first, count, T(1), plus, total);
+  }
+
+  void one_by_one() {
+    T *cost = scratch, *solved = scratch + n(), *spare = scratch + 2 * n();
+    for (int p = 0; p < count; ++p) {
+      const int begin = p * n();
+      for (int c = 0; c < n(); c += width) store<V>(cost + c, -load<V>(log_q + begin + c));
+      const T log_mass = std::log(total[p]);
+      solve_separable<V>(cost, alpha + begin, n(), log_mass, spare, solved);
+      V mass = {};
+      for (int c = 0; c < n(); c += width) {
+        const V y = load<V>(solved + c), q = exp_nonpositive<V>(y);
+        store<V>(log_q + begin + c, y + log_mass);
+        store<V>(weight + begin + c, q);
+        mass += q;
+      }
+      total[p] = sum_lanes<V>(mass);
+    }
   }
 };
 
-// `Points` points of the run from i on, side by side: each step waits for the one before it, and the
-// other point fills the gaps. `Inside` says that reading and writing whole vectors of these rows stays
-// inside the arrays: what is read beyond a row does not count, what is written there is overwritten by
-// the next row. `Plain` leaves out everything about self-pairs.
-template <class V, int Fixed, class Known, int Points, bool Inside, bool Plain>
-[[gnu::always_inline]] inline void pass_points(const PassInput<typename Traits<V>::element>& in,
-                                               std::size_t i, const V& real,
-                                               typename Traits<V>::element* scratch,
-                                               PassTotals<V>& totals) {
+// One pass over a run of points, a block of them at a time: each step of the update waits for the one
+// before it, and the other points of the block fill the gaps. `Plain` leaves out everything about
+// self-pairs. With `Fixed` vectors a row known at compile time a point's numbers stay in registers
+// within a step; between steps they lie in scratch rows.
+template <class V, int Fixed, class Known, bool Plain> class Pass {
+ public:
   using T = typename Traits<V>::element;
-  constexpr int width = Traits<V>::width;
-  constexpr T never = T(1.5e38);  // the cost of a label that only pads the row: beyond any other
-  const int n = Fixed > 0 ? Fixed * width : padded_columns<T>(in.n_columns), stride = n;
-  const int last = n - width, tail = in.n_columns - last;
-  Row<V, Fixed> weights[Points], log_q[Points], alpha[Points];
-  const auto read = [&](const T* rows, int p, int c) __attribute__((always_inline)) {
-    const T* at = rows + (i + p) * in.n_columns + c;
-    return Inside || c < last ? load<V>(at) : load_first<V>(at, tail);
-  };
-  T least[Points], total[Points];
-  each<Points>([&](auto point) __attribute__((always_inline)) {
-    constexpr int p = decltype(point)::value;
-    weights[p].use(scratch);
-    log_q[p].use(scratch + n);
-    alpha[p].use(scratch + 2 * n);
-    if (!Plain)
-      for (int c = 0; c < n; c += width) {
-        V sum = {};
-        for (int m = 0; m < in.n_terms; ++m)
-          sum += in.terms[m].strength[i + p] * load<V>(in.terms[m].attraction + c);
-        alpha[p].set(c, sum);
+
+  [[gnu::always_inline]] Pass(const PassInput<T>& in, T* scratch)
+      : in_(in), terms_(in), n_(Fixed > 0 ? Fixed * width : padded_columns<T>(in.n_columns)),
+        last_(n_ - width), tail_(in.n_columns - last_), energy_(scratch),
+        weight_(scratch + pass_block * n_), alpha_(scratch + 2 * pass_block * n_),
+        rest_(scratch + 3 * pass_block * n_) {
+    for (int k = 0; k < tail_; ++k) real_[k] = 1;
+  }
+
+  [[gnu::always_inline]] PassSums run() {
+    // Writing whole vectors may spill only within the run.
+    const std::size_t columns = in_.n_columns, spare = (n_ - columns + columns - 1) / columns;
+    const std::size_t inside = in_.count > spare ? in_.count - spare : 0;
+    std::size_t i = 0;
+    for (int blocks = 0; i + pass_block <= inside; i += pass_block) {
+      block<true>(i, pass_block);
+      // Totals lie between 1 and the number of labels: a few multiply before one logarithm is taken.
+      if (++blocks % 16 == 0) flush();
+    }
+    for (; i < in_.count; i += pass_block)
+      block<false>(i, static_cast<int>(in_.count - i < pass_block ? in_.count - i : pass_block));
+    flush();
+    return {sum_lanes<Wide>(free_energy_) - log_mass_, sum_lanes<Wide>(self_),
+            static_cast<double>(max_lanes<V>(moved_))};
+  }
+
+ private:
+  static constexpr int width = Traits<V>::width, groups = pass_block / width;
+  static constexpr T never = T(1.5e38);  // the cost of a label that only pads the row: beyond any other
+  using Wide = typename Lanes<double, width * 8>::type;
+
+  // `Inside`: what is read beyond a row does not count, what is written there is overwritten by the
+  // next row.
+  template <bool Inside> [[gnu::always_inline]] void block(std::size_t i, int count) {
+    V row[pass_block];  // of each point, what is to be folded over the labels
+    T least[pass_block], total[pass_block];
+    if (!Plain) find_alpha(i, count);
+    for (int p = 0; p < count; ++p) row[p] = energies<Inside>(i + p, energy_ + p * n_, alpha_ + p * n_);
+    fold_block(row, count, T(0), [](V a, V b) { return smaller(a, b); }, least);
+    for (int p = 0; p < count; ++p) {
+      T *y = energy_ + p * n_, *weight = weight_ + p * n_;
+      V mass = {};
+      for (int c = 0; c < n_; c += width) {
+        const V log_weight = least[p] - load<V>(y + c), w = exp_for_sums<V>(log_weight);
+        store<V>(y + c, log_weight);
+        store<V>(weight + c, w);
+        mass += w;
       }
+      row[p] = mass;
+    }
+    fold_block(row, count, T(1), [](V a, V b) { return a + b; }, total);
+    count_masses(total);
+    if (!Plain && in_.convex_self) {
+      SelfPairs<V, Fixed>{count, n_, alpha_, energy_, weight_, total, rest_}.solve();
+      count_masses(total);
+    }
+    for (int k = 0; k < groups; ++k)
+      store<V>(total + k * width, T(1) / load<V>(total + k * width));
+    for (int p = 0; p < count; ++p)
+      finish<Inside>(i + p, total[p], energy_ + p * n_, weight_ + p * n_, alpha_ + p * n_);
+  }
+
+  template <bool Inside> [[gnu::always_inline]] V read(const T* rows, std::size_t i, int c) const {
+    const T* at = rows + i * in_.n_columns + c;
+    return Inside || c < last_ ? load<V>(at) : load_first<V>(at, tail_);
+  }
+
+  [[gnu::always_inline]] void count_masses(const T* total) {
+    for (int k = 0; k < groups; ++k)
+      mass_product_ *= __builtin_convertvector(load<V>(total + k * width), Wide);
+  }
+
+  [[gnu::always_inline]] void flush() {
+    for (int k = 0; k < width; ++k) log_mass_ += std::log(mass_product_[k]);
+    mass_product_ = Wide{} + 1.0;
+    free_energy_ += __builtin_convertvector(free_part_, Wide);
+    self_ += __builtin_convertvector(self_part_, Wide);
+    free_part_ = self_part_ = V{};
+  }
+
+  void find_alpha(std::size_t i, int count) {
+    for (int p = 0; p < count; ++p)
+      for (int c = 0; c < n_; c += width) {
+        V sum = {};
+        for (int m = 0; m < in_.n_terms; ++m)
+          sum += in_.terms[m].strength[i + p] * load<V>(in_.terms[m].attraction + c);
+        store<V>(alpha_ + p * n_ + c, sum);
+      }
+  }
+
+  // e of one point; returns its minimum lane by lane.
+  template <bool Inside>
+  [[gnu::always_inline]] V energies(std::size_t i, T* energy, const T* alpha) const {
     V lowest = V{} + never;
-    for_groups<V, Fixed>(in.n_columns, [&](auto group, int first) __attribute__((always_inline)) {
+    for_groups<V, Fixed>(in_.n_columns, [&](auto group, int first) __attribute__((always_inline)) {
       constexpr int K = decltype(group)::value;
       V e[K];
-      for (int k = 0; k < K; ++k) e[k] = read(in.unary, p, first + k * width);
-      Known::each(in, [&](const PassTerm<T>& term, auto corners) __attribute__((always_inline)) {
-        if (!term.from) return;
-        V sum[K];
-        slice_row<V, K, decltype(corners)::value>(term, i + p, first, stride, sum);
-        if (Known::known || term.factor)
-          for (int k = 0; k < K; ++k) e[k] += load<V>(term.factor + first + k * width) * sum[k];
-        else
-          for (int k = 0; k < K; ++k) e[k] += sum[k];
+      for (int k = 0; k < K; ++k) e[k] = read<Inside>(in_.unary, i, first + k * width);
+      terms_.each([&](const PassTerm<T>& term, auto corners) __attribute__((always_inline)) {
+        if (term.from) slice_row<V, K, decltype(corners)::value>(term, i, first, n_, e);
       });
       for (int k = 0; k < K; ++k) {
         const int c = first + k * width;
-        if (!Plain && in.without_self) e[k] += alpha[p].get(c) * read(in.old, p, c);
-        if (c == last) e[k] = real > V{} ? e[k] : V{} + never;
-        lowest = smaller(lowest, e[k]);
-        log_q[p].set(c, e[k]);
+        if (!Plain && in_.without_self) e[k] += load<V>(alpha + c) * read<Inside>(in_.old, i, c);
+        if (c == last_) e[k] = real_ > V{} ? e[k] : V{} + never;
+        lowest = c == 0 ? e[k] : smaller(lowest, e[k]);
+        store<V>(energy + c, e[k]);
       }
     });
-    least[p] = min_lanes<V>(lowest);
-  });
-  each<Points>([&](auto point) __attribute__((always_inline)) {
-    constexpr int p = decltype(point)::value;
-    V mass = {};
-    for (int c = 0; c < n; c += width) {
-      const V y = least[p] - log_q[p].get(c), weight = exp_for_sums<V>(y);
-      log_q[p].set(c, y);
-      weights[p].set(c, weight);
-      mass += weight;
-    }
-    total[p] = sum_lanes<V>(mass);
-  });
-  if (!Plain && in.convex_self)
-    each<Points>([&](auto point) __attribute__((always_inline)) {
-      constexpr int p = decltype(point)::value;
-      T *energy = scratch + 3 * n, *solved = scratch + 4 * n, *strength = scratch + 5 * n;
-      for (int c = 0; c < n; c += width) {
-        store<V>(energy + c, -log_q[p].get(c));
-        store<V>(strength + c, alpha[p].get(c));
-      }
-      solve_separable<V>(energy, strength, n, std::log(total[p]), scratch + 6 * n, solved);
-      V mass = {};
-      for (int c = 0; c < n; c += width) {
-        const V y = load<V>(solved + c), weight = exp_nonpositive<V>(y);
-        log_q[p].set(c, y);
-        weights[p].set(c, weight);
-        mass += weight;
-      }
-      total[p] = sum_lanes<V>(mass);
-    });
-  each<Points>([&](auto point) __attribute__((always_inline)) {
-    constexpr int p = decltype(point)::value;
-    const T scale = T(1) / total[p];
-    totals.mass_product *= static_cast<double>(total[p]);
-    for_groups<V, Fixed>(in.n_columns, [&](auto group, int first) __attribute__((always_inline)) {
+    return lowest;
+  }
+
+  // q of one point from exp(y) times `scale`, what is summed over points, and the splat.
+  template <bool Inside>
+  [[gnu::always_inline]] void finish(std::size_t i, T scale, const T* y, const T* weight,
+                                     const T* alpha) {
+    for_groups<V, Fixed>(in_.n_columns, [&](auto group, int first) __attribute__((always_inline)) {
       constexpr int K = decltype(group)::value;
       V q[K];
       for (int k = 0; k < K; ++k) {
         const int c = first + k * width;
-        q[k] = scale * weights[p].get(c);
-        V u = read(in.unary, p, c);
-        if (c == last) u = real > V{} ? u : V{};
-        totals.free_part += q[k] * (u + log_q[p].get(c));
-        if (!Plain) totals.self_part += alpha[p].get(c) * q[k] * q[k];
-        if (in.change) {
-          V before = read(in.old, p, c);
-          if (c == last) before = real > V{} ? before : V{};
-          totals.moved = larger(totals.moved, absolute(q[k] - before));
+        q[k] = scale * load<V>(weight + c);
+        V u = read<Inside>(in_.unary, i, c);
+        if (c == last_) u = real_ > V{} ? u : V{};
+        free_part_ += q[k] * (u + load<V>(y + c));
+        if (!Plain) self_part_ += load<V>(alpha + c) * q[k] * q[k];
+        if (in_.change) {
+          V before = read<Inside>(in_.old, i, c);
+          if (c == last_) before = real_ > V{} ? before : V{};
+          moved_ = larger(moved_, absolute(q[k] - before));
         }
-        if (in.q) {
-          T* at = in.q + (i + p) * in.n_columns + c;
-          if (Inside || c < last) store<V>(at, q[k]);
-          else store_first<V>(at, q[k], tail);
+        if (in_.q) {
+          T* at = in_.q + i * in_.n_columns + c;
+          if (Inside || c < last_) store<V>(at, q[k]);
+          else store_first<V>(at, q[k], tail_);
         }
       }
-      Known::each(in, [&](const PassTerm<T>& term, auto corners) __attribute__((always_inline)) {
+      terms_.each([&](const PassTerm<T>& term, auto corners) __attribute__((always_inline)) {
         if (Known::known || term.to)
-          splat_row<V, K, decltype(corners)::value>(term, i + p, first, stride, q);
+          splat_row<V, K, decltype(corners)::value>(term, i, first, n_, q);
       });
     });
-  });
-}
-
-template <class V, int Fixed, class Known, bool Plain>
-PassSums pass_run(const PassInput<typename Traits<V>::element>& in,
-                  typename Traits<V>::element* scratch) {
-  constexpr std::size_t points = Fixed > 0 && Plain ? 2 : 1;
-  const std::size_t columns = in.n_columns, n = padded_columns<typename Traits<V>::element>(in.n_columns);
-  // Writing may spill only within the run.
-  const std::size_t spare = (n - columns + columns - 1) / columns;
-  const std::size_t inside = in.count > spare ? in.count - spare : 0;
-  PassTotals<V> totals;
-  V real = {};  // 1 in the lanes of a row's last vector that hold labels
-  for (std::size_t k = 0; k < columns - (n - Traits<V>::width); ++k) real[k] = 1;
-  std::size_t i = 0;
-  for (; i + points <= inside; i += points) {
-    pass_points<V, Fixed, Known, points, true, Plain>(in, i, real, scratch, totals);
-    // Totals lie between 1 and the number of labels: a few multiply before one logarithm is taken.
-    if (i % 16 == 16 - points) totals.flush();
   }
-  for (; i < in.count; ++i) pass_points<V, Fixed, Known, 1, false, Plain>(in, i, real, scratch, totals);
-  totals.flush();
-  return {sum_lanes(totals.free_energy) - totals.log_mass, sum_lanes(totals.self),
-          static_cast<double>(max_lanes<V>(totals.moved))};
+
+  const PassInput<T> in_;
+  const Known terms_;
+  const int n_, last_, tail_;
+  T *energy_, *weight_, *alpha_, *rest_;
+  V real_ = {};  // 1 in the lanes of a row's last vector that hold labels
+  Wide free_energy_ = {}, self_ = {}, mass_product_ = Wide{} + 1.0;
+  V free_part_ = {}, self_part_ = {}, moved_ = {};
+  double log_mass_ = 0;
+};
+
+template <class V, int Fixed, class Known, bool Plain, class T>
+PassSums pass_run(const PassInput<T>& in, T* scratch) {
+  return Pass<V, Fixed, Known, Plain>(in, scratch).run();
 }
 
 // Positions and colours of a picture (2 + 6 corners), of a grey volume (2 + 5), or anything.
 template <class V, int Fixed, class T> PassSums pass_kind(const PassInput<T>& in, T* scratch) {
-  if constexpr (Fixed > 0) {
-    const bool plain = !in.has_strength;
-    if (plain && Terms<2, 6>::match(in)) return pass_run<V, Fixed, Terms<2, 6>, true>(in, scratch);
-    if (plain && Terms<2, 5>::match(in)) return pass_run<V, Fixed, Terms<2, 5>, true>(in, scratch);
+  const bool plain = !in.has_strength;
+  if constexpr (Fixed > 0 && sizeof(T) == 4) {
+    if (Terms<T, 2, 6>::match(in))
+      return plain ? pass_run<V, Fixed, Terms<T, 2, 6>, true>(in, scratch)
+                   : pass_run<V, Fixed, Terms<T, 2, 6>, false>(in, scratch);
+    if (Terms<T, 2, 5>::match(in))
+      return plain ? pass_run<V, Fixed, Terms<T, 2, 5>, true>(in, scratch)
+                   : pass_run<V, Fixed, Terms<T, 2, 5>, false>(in, scratch);
   }
-  return in.has_strength ? pass_run<V, Fixed, Terms<>, false>(in, scratch)
-                         : pass_run<V, Fixed, Terms<>, true>(in, scratch);
+  return plain ? pass_run<V, Fixed, Terms<T>, true>(in, scratch)
+               : pass_run<V, Fixed, Terms<T>, false>(in, scratch);
 }
 
 template <class T> PassSums pass(const PassInput<T>& in, T* scratch) {
   PassSums sums;
-  with_row_vector<T>(in.n_columns, [&](auto v) {
-    using V = decltype(v);
-    switch (padded_columns<T>(in.n_columns) / Traits<V>::width) {
-      case 1: sums = pass_kind<V, 1>(in, scratch); break;
-      case 2: sums = pass_kind<V, 2>(in, scratch); break;
-      case 3: sums = pass_kind<V, 3>(in, scratch); break;
-      case 4: sums = pass_kind<V, 4>(in, scratch); break;
-      default: sums = pass_kind<V, 0>(in, scratch);
-    }
+  with_row_length<T>(in.n_columns, [&](auto v, auto fixed) {
+    sums = pass_kind<decltype(v), decltype(fixed)::value>(in, scratch);
   });
   return sums;
 }
@@ -315,6 +422,21 @@ void column_dots(const T* x, const T* y, std::size_t n_rows, int n_padded, doubl
         for (int t = 0; t < width; ++t) out[first + k * width + t] += static_cast<double>(sum[k][t]);
     });
   }
+}
+
+template <class T>
+double row_sum_dot(const T* x, const T* y, std::size_t n_rows, int n_padded) {
+  using V = typename Lanes<T, 16>::type;
+  double total = 0;
+  for (std::size_t r = 0; r < n_rows; ++r) {
+    V of_x = {}, of_y = {};
+    for (std::size_t c = r * n_padded; c < (r + 1) * n_padded; c += Traits<V>::width) {
+      of_x += load<V>(x + c);
+      of_y += load<V>(y + c);
+    }
+    total += static_cast<double>(sum_lanes<V>(of_x)) * static_cast<double>(sum_lanes<V>(of_y));
+  }
+  return total;
 }
 
 // Along the middle axis of (outer, n, inner): out[o, k] = sum_s taps[|s|] in[o, k + s], |s| <= 2. `inner`

@@ -88,6 +88,38 @@ template <class V> inline typename Traits<V>::element min_lanes(V v) {
   return fold_lanes<V>(v, [](auto a, auto b) { return smaller(a, b); });
 }
 
+// Lanes of a and b: of every 2 * Half places the first Half from a and the others from b, both taken
+// from the block's first (`Upper` = false) or second half.
+template <int Half, bool Upper, class V> inline V merge_halves(V a, V b) {
+  constexpr int width = Traits<V>::width;
+  typename Traits<V>::integer places;
+  for (int k = 0; k < width; ++k) {
+    const bool from_b = k % (2 * Half) >= Half;
+    places[k] = k + (Upper ? Half : 0) + (from_b ? width - Half : 0);
+  }
+#if defined(__clang__)
+  V merged;
+  for (int k = 0; k < width; ++k)
+    merged[k] = places[k] < width ? a[places[k]] : b[places[k] - width];
+  return merged;
+#else
+  return __builtin_shuffle(a, b, places);
+#endif
+}
+// Lane p of the result is rows[p] folded over its lanes, for as many rows as there are lanes: a tree
+// that costs less than one fold after another. The rows are overwritten.
+template <class V, int Half = Traits<V>::width / 2, class Fold>
+[[gnu::always_inline]] inline V fold_rows(V* rows, Fold&& fold) {
+  if constexpr (Half == 0) {
+    return rows[0];
+  } else {
+    for (int p = 0; p < Half; ++p)
+      rows[p] = fold(merge_halves<Half, false>(rows[p], rows[p + Half]),
+                     merge_halves<Half, true>(rows[p], rows[p + Half]));
+    return fold_rows<V, Half / 2>(rows, fold);
+  }
+}
+
 // exp(x) for x <= 0, relative error 2e-7 (float) or 4e-16 (double); 0 where it would be denormal.
 template <class V> inline V exp_nonpositive(V x) {
   using T = typename Traits<V>::element;
@@ -140,22 +172,50 @@ template <class V> inline V exp_for_sums(V x) {
     return exp_nonpositive<V>(x);
   } else {
     constexpr T lowest = T(-87.0), log2_e = T(1.4426950408889634), rounder = T(12582912.0);
-    const V clamped = larger(x, V{} + lowest);
-    const V rounded = clamped * log2_e + rounder;  // its low bits are the whole part
-    const V f = clamped * log2_e - (rounded - rounder);
+    const I kept = x >= V{} + lowest;
+    I bits;
+    std::memcpy(&bits, &x, sizeof(V));
+    bits &= kept;
+    V inside;
+    std::memcpy(&inside, &bits, sizeof(V));
+    const V rounded = inside * log2_e + rounder;  // its low bits are the whole part
+    const V f = inside * log2_e - (rounded - rounder);
     V p = V{} + T(0.0013276460597799085);
     p = p * f + T(0.009675541243482494);
     p = p * f + T(0.055507133087456605);
     p = p * f + T(0.24022119726104768);
     p = p * f + T(0.6931469670431802);
     p = p * f + T(1.0000000716539865);
-    I whole, bits;
+    I whole;
     std::memcpy(&whole, &rounded, sizeof(V));
     std::memcpy(&bits, &p, sizeof(V));
-    bits += whole << 23;
+    bits = (bits + (whole << 23)) & kept;
     std::memcpy(&p, &bits, sizeof(V));
-    return x < V{} + lowest ? V{} : p;
+    return p;
   }
+}
+
+// Self-pairs up to here have short formulas.
+constexpr double weak_self_pair = 0.5;
+// exp(x) for |x| <= weak_self_pair, relative error 2e-7.
+template <class V> inline V exp_small(V x) {
+  using T = typename Traits<V>::element;
+  V p = V{} + T(0.001404592249);
+  p = p * x + T(0.008459117403);
+  p = p * x + T(0.04166383582);
+  p = p * x + T(0.1666439831);
+  p = p * x + T(0.5000001275);
+  p = p * x + T(1.000001021);
+  p = p * x + T(1);
+  return p;
+}
+
+// W(x) / x for Lambert's W and 0 <= x <= weak_self_pair exp(weak_self_pair), relative error 3e-7.
+template <class V> inline V lambert_ratio(V x) {
+  using T = typename Traits<V>::element;
+  const V above = ((T(0.0467750729) * x + T(1.34706905)) * x + T(2.59906165)) * x + T(1);
+  const V below = ((T(0.758188213) * x + T(3.44634818)) * x + T(3.59905509)) * x + T(1);
+  return above / below;
 }
 
 // log(x) for normal x > 0 to about 0.01: a starting point for iterations.

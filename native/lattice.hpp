@@ -68,7 +68,9 @@ template <class T> class Lattice : public TableOperator<T> {
   void splat_and_blur(const T* x, const T* scale, int n_columns, int threads, T* out);
   void blur_order(const T* in, bool reversed, int n_columns, int threads, T* spare, T* out) const;
   std::int32_t walk(std::int32_t start, std::uint32_t axes, bool forward) const;
-  void simplex_gram(const std::int32_t* vertex, double* gram) const;
+  void list_walks(std::int32_t at, std::uint32_t done, int next, bool forward,
+                  std::uint64_t& listed) const;
+  template <class CanWalk> void simplex_gram(std::size_t i, CanWalk&& can_walk, T* gram) const;
   // Calls body(i, gram) for every point with the blur between its simplex's vertices.
   template <class Body> void for_each_gram(int threads, Body&& body) const;
   std::size_t codes() const { return (dim_ + 8) / 8; }

@@ -7,6 +7,13 @@
 
 namespace crfield {
 
+namespace {
+
+// Sets of axes fit into the bits of a word up to here.
+constexpr int most_listed_corners = 6;
+
+}  // namespace
+
 // The vertex reached from `start` by one step (forward or backward) along each axis of `axes` in
 // increasing order; 0 if a vertex on the way is not occupied.
 template <class T>
@@ -18,34 +25,47 @@ std::int32_t Lattice<T>::walk(std::int32_t start, std::uint32_t axes, bool forwa
   return start;
 }
 
-// gram[a, b] = blur from vertex a to vertex b of one simplex. Vertex c + 1 (cyclically) lies one step
-// forward of vertex c along one axis, and one step along every axis returns to the start. So b is
-// reached from a in two ways: forward along the axes from a to b, or backward along all the others;
-// and a from itself in three: not moving, or once along every axis, forward or backward. The reversed
-// order of the axes gives the transpose, so only the quadratic form of one order is needed.
+// Adds to `listed` the bit of every set of axes, those of `done` and any from `next` on, that `walk`
+// can take; `at` is where it is after `done`.
 template <class T>
-void Lattice<T>::simplex_gram(const std::int32_t* vertex, double* gram) const {
+void Lattice<T>::list_walks(std::int32_t at, std::uint32_t done, int next, bool forward,
+                            std::uint64_t& listed) const {
+  listed |= std::uint64_t(1) << done;
+  for (int axis = next; axis <= dim_; ++axis) {
+    const std::int32_t reached = neighbour_[(axis * (n_vertices_ + 1) + at) * 2 + forward];
+    if (reached) list_walks(reached, done | 1u << axis, axis + 1, forward, listed);
+  }
+}
+
+// gram[a, b] = blur from vertex a to vertex b of point i's simplex, made symmetric. Vertex c + 1
+// (cyclically) lies one step forward of vertex c along one axis, and one step along every axis returns
+// to the start. So b is reached from a in two ways: forward along the axes from a to b, or backward
+// along all the others; and a from itself in three: not moving, or once along every axis, forward or
+// backward. The reversed order of the axes gives the transpose, so only the quadratic form of one order
+// is needed. can_walk(vertex, axes, forward) tells whether a way exists.
+template <class T>
+template <class CanWalk>
+void Lattice<T>::simplex_gram(std::size_t i, CanWalk&& can_walk, T* gram) const {
   const int corners = dim_ + 1;
+  const std::int32_t* vertex = &vertex_[i * corners];
   const std::uint32_t all = (1u << corners) - 1;
   std::uint32_t axis_after[max_lattice_dim + 1];  // bit of the axis from vertex c to c + 1
-  std::uint32_t seen = 0;
-  for (int c = 0; c < dim_; ++c) {
-    int axis = 0;
-    while (walk(vertex[c], 1u << axis, true) != vertex[c + 1]) ++axis;
-    axis_after[c] = 1u << axis;
-    seen |= axis_after[c];
-  }
-  axis_after[dim_] = all & ~seen;
-  const auto path = [&](int a, std::uint32_t axes, bool forward) {
-    // 1/4 a step, 1/2 an axis not moved along
-    return walk(vertex[a], axes, forward) ? 1.0 / (1ull << (corners + std::popcount(axes))) : 0.0;
-  };
+  for (int j = 0; j < corners; ++j) axis_after[dim_ - rank(i, j)] = 1u << j;
+  T gain[2 * (max_lattice_dim + 1) + 1];  // of so many steps: 1/4 a step, 1/2 an axis not moved along
+  for (int steps = 0; steps <= corners; ++steps)
+    gain[steps] = T(1.0 / static_cast<double>(1ull << (corners + steps)));
+  std::fill_n(gram, corners * corners, T(0));
   for (int a = 0; a < corners; ++a) {
-    gram[a * corners + a] = path(a, 0, true) + path(a, all, true) + path(a, all, false);
+    gram[a * corners + a] += gain[0] + (can_walk(vertex[a], all, true) ? gain[corners] : T(0)) +
+                             (can_walk(vertex[a], all, false) ? gain[corners] : T(0));
     std::uint32_t between = 0;
-    for (int k = 1; k < corners; ++k) {
-      between |= axis_after[(a + k - 1) % corners];
-      gram[a * corners + (a + k) % corners] = path(a, between, true) + path(a, all & ~between, false);
+    for (int k = 1, b = a; k < corners; ++k) {
+      between |= axis_after[b];
+      b = b + 1 < corners ? b + 1 : 0;
+      const T half = T(0.5) * ((can_walk(vertex[a], between, true) ? gain[k] : T(0)) +
+                               (can_walk(vertex[a], all & ~between, false) ? gain[corners - k] : T(0)));
+      gram[a * corners + b] += half;
+      gram[b * corners + a] += half;
     }
   }
 }
@@ -54,19 +74,37 @@ template <class T>
 template <class Body>
 void Lattice<T>::for_each_gram(int threads, Body&& body) const {
   const std::size_t corners = dim_ + 1, n_cached = 8192;
+  std::vector<std::uint64_t> listed[2];  // of every vertex: the walks backward and forward
+  if (dim_ < most_listed_corners)
+    for (const bool forward : {false, true}) {
+      auto& walks = listed[forward];
+      walks.assign(n_vertices_ + 1, 0);
+      parallel_ranges(n_vertices_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
+        for (std::size_t v = begin + 1; v <= end; ++v)
+          list_walks(static_cast<std::int32_t>(v), 0, 0, forward, walks[v]);
+      });
+    }
+  const auto look_up = [&](std::int32_t vertex, std::uint32_t axes, bool forward) {
+    return (listed[forward][vertex] >> axes & 1) != 0;
+  };
+  const auto go = [&](std::int32_t vertex, std::uint32_t axes, bool forward) {
+    return walk(vertex, axes, forward) != 0;
+  };
   parallel_ranges(n_points_, threads, 256, [&](int, std::size_t begin, std::size_t end) {
     // Many points share a simplex: remember the latest ones, by a hash of their vertices.
     std::vector<const std::int32_t*> owner(n_cached, nullptr);
-    std::vector<double> grams(n_cached * corners * corners);
+    AlignedArray<T> grams = new_aligned<T>(n_cached * corners * corners);
     for (std::size_t i = begin; i < end; ++i) {
       const std::int32_t* vertex = &vertex_[i * corners];
       std::uint64_t hash = 0;
-      for (std::size_t c = 0; c < corners; ++c)
+      for (std::size_t c = 0; c < corners; c += 2)
         hash = (hash ^ static_cast<std::uint64_t>(vertex[c])) * 0x9E3779B97F4A7C15ull;
       const std::size_t slot = (hash >> 40) % n_cached;
-      double* gram = &grams[slot * corners * corners];
-      if (!owner[slot] || !std::equal(vertex, vertex + corners, owner[slot]))
-        simplex_gram(vertex, gram);
+      T* gram = &grams[slot * corners * corners];
+      bool same = owner[slot] != nullptr;
+      for (std::size_t c = 0; same && c < corners; ++c) same = vertex[c] == owner[slot][c];
+      if (!same && dim_ < most_listed_corners) simplex_gram(i, look_up, gram);
+      else if (!same) simplex_gram(i, go, gram);
       owner[slot] = vertex;
       body(i, gram);
     }
@@ -75,25 +113,27 @@ void Lattice<T>::for_each_gram(int threads, Body&& body) const {
 
 template <class T> void Lattice<T>::diagonal(int threads, T* out) const {
   const std::size_t corners = dim_ + 1;
-  for_each_gram(threads, [&](std::size_t i, const double* gram) {
-    double sum = 0;
-    for (std::size_t a = 0; a < corners; ++a)
-      for (std::size_t b = 0; b < corners; ++b)
-        sum += static_cast<double>(weight_[i * corners + a]) * gram[a * corners + b] *
-               static_cast<double>(weight_[i * corners + b]);
-    out[i] = static_cast<T>(sum);
+  for_each_gram(threads, [&](std::size_t i, const T* gram) {
+    const T* weight = &weight_[i * corners];
+    T sum = 0;
+    for (std::size_t a = 0; a < corners; ++a) {
+      T row = 0;
+      for (std::size_t b = 0; b < corners; ++b) row += gram[a * corners + b] * weight[b];
+      sum += weight[a] * row;
+    }
+    out[i] = sum;
   });
 }
 
 template <class T>
 void Lattice<T>::diagonal_gradient(const T* s, int threads, T* gradient) const {
   const std::size_t corners = dim_ + 1;
-  for_each_gram(threads, [&](std::size_t i, const double* gram) {
+  for_each_gram(threads, [&](std::size_t i, const T* gram) {
     double by_weight[max_lattice_dim + 1] = {};
     for (std::size_t a = 0; a < corners; ++a)
       for (std::size_t b = 0; b < corners; ++b)
-        by_weight[a] += static_cast<double>(s[i]) * (gram[a * corners + b] + gram[b * corners + a]) *
-                        static_cast<double>(weight_[i * corners + b]);
+        by_weight[a] += 2.0 * static_cast<double>(s[i]) *
+                        static_cast<double>(gram[a * corners + b] * weight_[i * corners + b]);
     chain_to_features(i, by_weight, gradient + i * dim_);
   });
 }

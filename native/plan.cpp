@@ -27,6 +27,7 @@ Plan<T>::Plan(const T* unary, std::size_t n_points, int n_labels, std::vector<Pl
     factor_.emplace_back();
     attraction_.emplace_back();
     matrix_.emplace_back();
+    uniform_.push_back(T(0));
     if (term.is_matrix) {
       matrix_.back().assign(stride * stride, T(0));
       for (std::size_t a = 0; a < n; ++a)
@@ -39,6 +40,8 @@ Plan<T>::Plan(const T* unary, std::size_t n_points, int n_labels, std::vector<Pl
       factor_.back()[l] = gain * term.mu[l];
       attraction_.back()[l] = -term.mu[l];
     }
+    const auto same = [&](T mu) { return mu == term.mu[0]; };
+    if (std::all_of(term.mu.begin(), term.mu.end(), same)) uniform_.back() = factor_.back()[0];
   }
   if (run_length_ == 0) run_length_ = default_run;
 }
@@ -104,6 +107,7 @@ void Plan<T>::for_runs(const State* from, bool splat, Body&& body) {
         now.before = term.before ? term.before + first : nullptr;
         now.after = term.after ? term.after + first : nullptr;
         now.factor = term.is_matrix ? nullptr : factor_[m].data();
+        now.uniform = uniform_[m];
         now.strength = term.diagonal ? term.diagonal + first : nullptr;
         now.attraction = attraction_[m].data();
       }
@@ -207,27 +211,26 @@ template <class T> void Plan<T>::blur_into(State& fresh, std::size_t m) {
 // Blurs the fresh tables, and the pair energies from them: q'Kq = (S'q)' B (S'q).
 template <class T> void Plan<T>::finish(State& fresh, bool with_row_sums, PlanSums& sums) {
   const std::size_t stride = padded_columns<T>(n_labels_);
-  std::vector<double> dots(stride);
   for (std::size_t m = 0; m < terms_.size(); ++m) {
     const PlanTerm<T>& term = terms_[m];
-    const std::size_t rows = term.kernel->table_rows();
     const double gain = term.kernel->gain();
     const T *x = splatted_[m].get(), *y = fresh.blurred[m].get();
     blur_into(fresh, m);
     const T* z = term.is_matrix ? fresh.folded[m].get() : y;
-    kernels<T>().column_dots(x, z, rows, static_cast<int>(stride), dots.data());
-    double pair = 0;
-    for (int l = 0; l < n_labels_; ++l)
-      pair += term.is_matrix ? dots[l] : gain * static_cast<double>(term.mu[l]) * dots[l];
-    sums.pair.push_back(pair);
-    double total = 0;
-    if (with_row_sums)
-      for (std::size_t r = 0; r < rows; ++r) {
-        const T *of_x = x + r * stride, *of_y = y + r * stride;
-        total += std::accumulate(of_x, of_x + n_labels_, 0.0) *
-                 std::accumulate(of_y, of_y + n_labels_, 0.0);
-      }
-    sums.row_sums.push_back(gain * total);
+    std::vector<double> pairs(threads_), totals(threads_);
+    parallel_ranges(term.kernel->table_rows(), threads_, 1024,
+                    [&](int part, std::size_t begin, std::size_t end) {
+      const std::size_t first = begin * stride, count = end - begin;
+      std::vector<double> dots(stride);
+      kernels<T>().column_dots(x + first, z + first, count, static_cast<int>(stride), dots.data());
+      for (int l = 0; l < n_labels_; ++l)
+        pairs[part] += term.is_matrix ? dots[l] : gain * static_cast<double>(term.mu[l]) * dots[l];
+      if (with_row_sums)
+        totals[part] = gain * kernels<T>().row_sum_dot(x + first, y + first, count,
+                                                       static_cast<int>(stride));
+    });
+    sums.pair.push_back(std::accumulate(pairs.begin(), pairs.end(), 0.0));
+    sums.row_sums.push_back(std::accumulate(totals.begin(), totals.end(), 0.0));
   }
 }
 

@@ -67,6 +67,7 @@ template <class T> class Plan {
   Update update_;
   std::size_t run_length_;
   std::vector<std::vector<T>> factor_;  // of each term: gain * mu, padded; empty for a matrix
+  std::vector<T> uniform_;              // of each term: its factor if all labels have the same, or 0
   std::vector<std::vector<T>> attraction_;
   std::vector<std::vector<T>> matrix_;  // of each term: gain * mu, padded rows and columns
   std::vector<State> states_;

@@ -23,3 +23,15 @@ template <class T, class Body> void with_row_vector(int n_columns, Body&& body) 
   if (row_vector_bytes<T>(n_columns) == 16) body(typename Lanes<T, 16>::type{});
   else body(typename Lanes<T, 32>::type{});
 }
+// The same and the number of those vectors as a Count<>, 0 where there are more than four.
+template <class T, class Body> void with_row_length(int n_columns, Body&& body) {
+  using Wide = typename Lanes<T, 32>::type;
+  if (row_vector_bytes<T>(n_columns) == 16) return body(typename Lanes<T, 16>::type{}, Count<1>{});
+  switch (padded_columns<T>(n_columns) / Traits<Wide>::width) {
+    case 1: return body(Wide{}, Count<1>{});
+    case 2: return body(Wide{}, Count<2>{});
+    case 3: return body(Wide{}, Count<3>{});
+    case 4: return body(Wide{}, Count<4>{});
+    default: return body(Wide{}, Count<0>{});
+  }
+}
