@@ -86,31 +86,42 @@ template <class V, int K, int Fixed, class T>
   }
 }
 
-// out[p] = row[p] folded over its lanes for the points of a block, `missing` for those beyond the run.
+// Lane p, counted through the vectors of `out`, is row[p] folded over its lanes for the points of a
+// block, and `missing` for those beyond the run.
 template <class V, class Fold>
 [[gnu::always_inline]] inline void fold_block(V* row, int count, typename Traits<V>::element missing,
-                                              Fold&& fold, typename Traits<V>::element* out) {
+                                              Fold&& fold, V* out) {
   constexpr int width = Traits<V>::width;
   for (int p = count; p < pass_block; ++p) row[p] = V{};
-  for (int k = 0; k < pass_block; k += width) store<V>(out + k, fold_rows<V>(row + k, fold));
-  for (int p = count; p < pass_block; ++p) out[p] = missing;
+  for (int k = 0; k < pass_block / width; ++k) out[k] = fold_rows<V>(row + k * width, fold);
+  for (int p = count; p < pass_block; ++p) out[p / width][p % width] = missing;
 }
+
+// alpha_il of a block's points: one number a point if `Uniform`, rows of n numbers otherwise.
+template <class V, bool Uniform> struct Strengths {
+  using T = typename Traits<V>::element;
+  T* values;
+  [[gnu::always_inline]] V get(int p, int n, int c) const {
+    return Uniform ? V{} + values[p] : load<V>(values + p * n + c);
+  }
+};
 
 // From the softmax to the solution of log q + alpha q + lambda + e = 0, 1'q = 1, for the `count` points
 // of a block. Rows of n numbers; weight and total hold exp(-e) and its sum before, q and its sum after;
 // log_q stands for -e before and for log q after, both up to log of the total before.
-template <class V, int Fixed> struct SelfPairs {
+template <class V, int Fixed, bool Uniform> struct SelfPairs {
   using T = typename Traits<V>::element;
   static constexpr int width = Traits<V>::width;
   const int count, n_columns;
-  const T* alpha;
+  const Strengths<V, Uniform> alpha;
   T *log_q, *weight, *total, *scratch;
 
   int n() const { return Fixed > 0 ? Fixed * width : n_columns; }
 
   void solve() {
     V most = {};
-    for (int c = 0; c < count * n(); c += width) most = larger(most, load<V>(alpha + c));
+    for (int p = 0; p < count; ++p)
+      for (int c = 0; c < (Uniform ? 1 : n()); c += width) most = larger(most, alpha.get(p, n(), c));
     const T strongest = max_lanes<V>(most);
     if (sizeof(T) == 4 && strongest <= T(weak_self_pair)) together(strongest);
     else one_by_one();
@@ -122,66 +133,73 @@ template <class V, int Fixed> struct SelfPairs {
   void together(T strongest) {
     constexpr T enough = T(1e-6);
     constexpr int most_rounds = 20;
+    constexpr int groups = pass_block / width;
     const auto plus = [](V a, V b) { return a + b; };
-    V first[pass_block], second[pass_block];
+    V first[pass_block], second[pass_block], delta[groups], move[groups], mass[groups], slope[groups];
+    T each[pass_block];
+    for (int k = 0; k < groups; ++k) store<V>(each + k * width, T(1) / load<V>(total + k * width));
     for (int p = 0; p < count; ++p) {
-      const T scale = T(1) / total[p];
       first[p] = second[p] = V{};
-      for (int c = p * n(); c < (p + 1) * n(); c += width) {
-        const V q = scale * load<V>(weight + c), pull = load<V>(alpha + c) * q;
-        store<V>(weight + c, q);
+      for (int c = 0; c < n(); c += width) {
+        const V q = each[p] * load<V>(weight + p * n() + c), pull = alpha.get(p, n(), c) * q;
+        store<V>(weight + p * n() + c, q);
         first[p] += q * pull;
         second[p] += q * pull * pull;
       }
     }
-    T delta[pass_block], move[pass_block], mass[pass_block], slope[pass_block];
     fold_block(first, count, T(0), plus, mass);
     fold_block(second, count, T(0), plus, slope);
-    for (int p = 0; p < pass_block; ++p) delta[p] = T(1.5) * (slope[p] - mass[p] * mass[p]) - mass[p];
+    for (int k = 0; k < groups; ++k) delta[k] = T(1.5) * (slope[k] - mass[k] * mass[k]) - mass[k];
     for (int round = 0; round < most_rounds; ++round) {
-      T grown[pass_block], worst = 0;
-      for (int k = 0; k < pass_block; k += width)
-        store<V>(grown + k, exp_small<V>(-load<V>(delta + k)));
+      for (int k = 0; k < groups; ++k) store<V>(each + k * width, exp_small<V>(-delta[k]));
       for (int p = 0; p < count; ++p) {
         first[p] = second[p] = V{};
-        for (int c = p * n(); c < (p + 1) * n(); c += width) {
-          const V a = load<V>(alpha + c), z = grown[p] * load<V>(weight + c);
+        for (int c = 0; c < n(); c += width) {
+          const V a = alpha.get(p, n(), c), z = each[p] * load<V>(weight + p * n() + c);
           const V q = z * lambert_ratio<V>(a * z);
-          store<V>(scratch + c, q);
+          store<V>(scratch + p * n() + c, q);
           first[p] += q;
           second[p] += q - q * (a * q);
         }
       }
       fold_block(first, count, T(1), plus, mass);
       fold_block(second, count, T(1), plus, slope);
-      for (int p = 0; p < pass_block; ++p) {
-        move[p] = (mass[p] - T(1)) / slope[p];
-        delta[p] += move[p];
-        worst = std::max(worst, std::abs(mass[p] - T(1)));
+      V worst = {};
+      for (int k = 0; k < groups; ++k) {
+        worst = larger(worst, absolute(mass[k] - T(1)));
+        move[k] = (mass[k] - T(1)) / slope[k];
+        delta[k] += move[k];
       }
       // What the slope leaves out is of the order alpha^2, and found to be less than a sixth of that.
-      if (worst * strongest * strongest * T(0.15) <= enough) break;
+      if (max_lanes<V>(worst) * strongest * strongest * T(0.15) <= enough) break;
     }
+    for (int k = 0; k < groups; ++k) store<V>(each + k * width, delta[k]);
+    T last_move[pass_block];
+    for (int k = 0; k < groups; ++k) store<V>(last_move + k * width, move[k]);
     for (int p = 0; p < count; ++p) {
       first[p] = V{};
       for (int c = p * n(); c < (p + 1) * n(); c += width) {
-        const V a = load<V>(alpha + c), before = load<V>(scratch + c);
-        const V q = before - move[p] * (before - before * (a * before));
+        const V a = alpha.get(p, n(), c - p * n()), before = load<V>(scratch + c);
+        const V q = before - last_move[p] * (before - before * (a * before));
         store<V>(weight + c, q);
-        store<V>(log_q + c, load<V>(log_q + c) - (a * q + delta[p]));
+        store<V>(log_q + c, load<V>(log_q + c) - (a * q + each[p]));
         first[p] += q;
       }
     }
-    fold_block(first, count, T(1), plus, total);
+    fold_block(first, count, T(1), plus, mass);
+    for (int k = 0; k < groups; ++k) store<V>(total + k * width, mass[k]);
   }
 
   void one_by_one() {
-    T *cost = scratch, *solved = scratch + n(), *spare = scratch + 2 * n();
+    T *cost = scratch, *strength = scratch + n(), *solved = scratch + 2 * n(), *spare = scratch + 3 * n();
     for (int p = 0; p < count; ++p) {
       const int begin = p * n();
-      for (int c = 0; c < n(); c += width) store<V>(cost + c, -load<V>(log_q + begin + c));
+      for (int c = 0; c < n(); c += width) {
+        store<V>(cost + c, -load<V>(log_q + begin + c));
+        store<V>(strength + c, alpha.get(p, n(), c));
+      }
       const T log_mass = std::log(total[p]);
-      solve_separable<V>(cost, alpha + begin, n(), log_mass, spare, solved);
+      solve_separable<V>(cost, strength, n(), log_mass, spare, solved);
       V mass = {};
       for (int c = 0; c < n(); c += width) {
         const V y = load<V>(solved + c), q = exp_nonpositive<V>(y);
@@ -205,7 +223,7 @@ template <class V, int Fixed, class Known, bool Plain> class Pass {
   [[gnu::always_inline]] Pass(const PassInput<T>& in, T* scratch)
       : in_(in), terms_(in), n_(Fixed > 0 ? Fixed * width : padded_columns<T>(in.n_columns)),
         last_(n_ - width), tail_(in.n_columns - last_), energy_(scratch),
-        weight_(scratch + pass_block * n_), alpha_(scratch + 2 * pass_block * n_),
+        weight_(scratch + pass_block * n_), alpha_{scratch + 2 * pass_block * n_},
         rest_(scratch + 3 * pass_block * n_) {
     for (int k = 0; k < tail_; ++k) real_[k] = 1;
   }
@@ -236,31 +254,33 @@ template <class V, int Fixed, class Known, bool Plain> class Pass {
   // next row.
   template <bool Inside> [[gnu::always_inline]] void block(std::size_t i, int count) {
     V row[pass_block];  // of each point, what is to be folded over the labels
-    T least[pass_block], total[pass_block];
+    V folded[groups];
+    T each[pass_block];
     if (!Plain) find_alpha(i, count);
-    for (int p = 0; p < count; ++p) row[p] = energies<Inside>(i + p, energy_ + p * n_, alpha_ + p * n_);
-    fold_block(row, count, T(0), [](V a, V b) { return smaller(a, b); }, least);
+    for (int p = 0; p < count; ++p) row[p] = energies<Inside>(i, p);
+    fold_block(row, count, T(0), [](V a, V b) { return smaller(a, b); }, folded);
+    for (int k = 0; k < groups; ++k) store<V>(each + k * width, folded[k]);
     for (int p = 0; p < count; ++p) {
       T *y = energy_ + p * n_, *weight = weight_ + p * n_;
       V mass = {};
       for (int c = 0; c < n_; c += width) {
-        const V log_weight = least[p] - load<V>(y + c), w = exp_for_sums<V>(log_weight);
+        const V log_weight = each[p] - load<V>(y + c), w = exp_for_sums<V>(log_weight);
         store<V>(y + c, log_weight);
         store<V>(weight + c, w);
         mass += w;
       }
       row[p] = mass;
     }
-    fold_block(row, count, T(1), [](V a, V b) { return a + b; }, total);
-    count_masses(total);
+    fold_block(row, count, T(1), [](V a, V b) { return a + b; }, folded);
+    count_masses(folded);
     if (!Plain && in_.convex_self) {
-      SelfPairs<V, Fixed>{count, n_, alpha_, energy_, weight_, total, rest_}.solve();
-      count_masses(total);
+      for (int k = 0; k < groups; ++k) store<V>(each + k * width, folded[k]);
+      SelfPairs<V, Fixed, Known::known>{count, n_, alpha_, energy_, weight_, each, rest_}.solve();
+      for (int k = 0; k < groups; ++k) folded[k] = load<V>(each + k * width);
+      count_masses(folded);
     }
-    for (int k = 0; k < groups; ++k)
-      store<V>(total + k * width, T(1) / load<V>(total + k * width));
-    for (int p = 0; p < count; ++p)
-      finish<Inside>(i + p, total[p], energy_ + p * n_, weight_ + p * n_, alpha_ + p * n_);
+    for (int k = 0; k < groups; ++k) store<V>(each + k * width, T(1) / folded[k]);
+    for (int p = 0; p < count; ++p) finish<Inside>(i, p, each[p]);
   }
 
   template <bool Inside> [[gnu::always_inline]] V read(const T* rows, std::size_t i, int c) const {
@@ -268,9 +288,8 @@ template <class V, int Fixed, class Known, bool Plain> class Pass {
     return Inside || c < last_ ? load<V>(at) : load_first<V>(at, tail_);
   }
 
-  [[gnu::always_inline]] void count_masses(const T* total) {
-    for (int k = 0; k < groups; ++k)
-      mass_product_ *= __builtin_convertvector(load<V>(total + k * width), Wide);
+  [[gnu::always_inline]] void count_masses(const V* total) {
+    for (int k = 0; k < groups; ++k) mass_product_ *= __builtin_convertvector(total[k], Wide);
   }
 
   [[gnu::always_inline]] void flush() {
@@ -281,19 +300,27 @@ template <class V, int Fixed, class Known, bool Plain> class Pass {
     free_part_ = self_part_ = V{};
   }
 
-  void find_alpha(std::size_t i, int count) {
-    for (int p = 0; p < count; ++p)
-      for (int c = 0; c < n_; c += width) {
-        V sum = {};
-        for (int m = 0; m < in_.n_terms; ++m)
-          sum += in_.terms[m].strength[i + p] * load<V>(in_.terms[m].attraction + c);
-        store<V>(alpha_ + p * n_ + c, sum);
+  [[gnu::always_inline]] void find_alpha(std::size_t i, int count) {
+    for (int p = 0; p < count; ++p) {
+      if constexpr (Known::known) {
+        T sum = 0;
+        terms_.each([&](const PassTerm<T>& term, auto) { sum += term.strength[i + p] * term.attraction[0]; });
+        alpha_.values[p] = sum;
+      } else {
+        for (int c = 0; c < n_; c += width) {
+          V sum = {};
+          for (int m = 0; m < in_.n_terms; ++m)
+            sum += in_.terms[m].strength[i + p] * load<V>(in_.terms[m].attraction + c);
+          store<V>(alpha_.values + p * n_ + c, sum);
+        }
       }
+    }
   }
 
-  // e of one point; returns its minimum lane by lane.
-  template <bool Inside>
-  [[gnu::always_inline]] V energies(std::size_t i, T* energy, const T* alpha) const {
+  // e of point i + p; returns its minimum lane by lane.
+  template <bool Inside> [[gnu::always_inline]] V energies(std::size_t begin, int p) const {
+    const std::size_t i = begin + p;
+    T* energy = energy_ + p * n_;
     V lowest = V{} + never;
     for_groups<V, Fixed>(in_.n_columns, [&](auto group, int first) __attribute__((always_inline)) {
       constexpr int K = decltype(group)::value;
@@ -304,7 +331,7 @@ template <class V, int Fixed, class Known, bool Plain> class Pass {
       });
       for (int k = 0; k < K; ++k) {
         const int c = first + k * width;
-        if (!Plain && in_.without_self) e[k] += load<V>(alpha + c) * read<Inside>(in_.old, i, c);
+        if (!Plain && in_.without_self) e[k] += alpha_.get(p, n_, c) * read<Inside>(in_.old, i, c);
         if (c == last_) e[k] = real_ > V{} ? e[k] : V{} + never;
         lowest = c == 0 ? e[k] : smaller(lowest, e[k]);
         store<V>(energy + c, e[k]);
@@ -313,10 +340,10 @@ template <class V, int Fixed, class Known, bool Plain> class Pass {
     return lowest;
   }
 
-  // q of one point from exp(y) times `scale`, what is summed over points, and the splat.
-  template <bool Inside>
-  [[gnu::always_inline]] void finish(std::size_t i, T scale, const T* y, const T* weight,
-                                     const T* alpha) {
+  // q of point i + p from its weights, what is summed over points, and the splat.
+  template <bool Inside> [[gnu::always_inline]] void finish(std::size_t begin, int p, T scale) {
+    const std::size_t i = begin + p;
+    const T *y = energy_ + p * n_, *weight = weight_ + p * n_;
     for_groups<V, Fixed>(in_.n_columns, [&](auto group, int first) __attribute__((always_inline)) {
       constexpr int K = decltype(group)::value;
       V q[K];
@@ -326,7 +353,7 @@ template <class V, int Fixed, class Known, bool Plain> class Pass {
         V u = read<Inside>(in_.unary, i, c);
         if (c == last_) u = real_ > V{} ? u : V{};
         free_part_ += q[k] * (u + load<V>(y + c));
-        if (!Plain) self_part_ += load<V>(alpha + c) * q[k] * q[k];
+        if (!Plain) self_part_ += alpha_.get(p, n_, c) * q[k] * q[k];
         if (in_.change) {
           V before = read<Inside>(in_.old, i, c);
           if (c == last_) before = real_ > V{} ? before : V{};
@@ -348,7 +375,9 @@ template <class V, int Fixed, class Known, bool Plain> class Pass {
   const PassInput<T> in_;
   const Known terms_;
   const int n_, last_, tail_;
-  T *energy_, *weight_, *alpha_, *rest_;
+  T *energy_, *weight_;
+  const Strengths<V, Known::known> alpha_;
+  T* rest_;
   V real_ = {};  // 1 in the lanes of a row's last vector that hold labels
   Wide free_energy_ = {}, self_ = {}, mass_product_ = Wide{} + 1.0;
   V free_part_ = {}, self_part_ = {}, moved_ = {};

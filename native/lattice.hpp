@@ -70,8 +70,14 @@ template <class T> class Lattice : public TableOperator<T> {
   std::int32_t walk(std::int32_t start, std::uint32_t axes, bool forward) const;
   void list_walks(std::int32_t at, std::uint32_t done, int next, bool forward,
                   std::uint64_t& listed) const;
-  template <class CanWalk> void simplex_gram(std::size_t i, CanWalk&& can_walk, T* gram) const;
-  // Calls body(i, gram) for every point with the blur between its simplex's vertices.
+  // The sets of axes that can be walked along from a vertex, a bit each.
+  struct Walks {
+    std::uint64_t forward, backward;
+  };
+  void simplex_gram(std::size_t i, T* gram) const;
+  template <int Corners> void listed_gram(std::size_t i, const Walks* walks, T* gram) const;
+  template <int Corners, class Body> void for_each_listed_gram(int threads, Body&& body) const;
+  // Calls body(i, gram, corners) for every point with the blur between its simplex's vertices.
   template <class Body> void for_each_gram(int threads, Body&& body) const;
   std::size_t codes() const { return (dim_ + 8) / 8; }
   int rank(std::size_t i, int j) const {

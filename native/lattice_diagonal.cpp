@@ -7,13 +7,6 @@
 
 namespace crfield {
 
-namespace {
-
-// Sets of axes fit into the bits of a word up to here.
-constexpr int most_listed_corners = 6;
-
-}  // namespace
-
 // The vertex reached from `start` by one step (forward or backward) along each axis of `axes` in
 // increasing order; 0 if a vertex on the way is not occupied.
 template <class T>
@@ -42,16 +35,17 @@ void Lattice<T>::list_walks(std::int32_t at, std::uint32_t done, int next, bool 
 // to the start. So b is reached from a in two ways: forward along the axes from a to b, or backward
 // along all the others; and a from itself in three: not moving, or once along every axis, forward or
 // backward. The reversed order of the axes gives the transpose, so only the quadratic form of one order
-// is needed. can_walk(vertex, axes, forward) tells whether a way exists.
-template <class T>
-template <class CanWalk>
-void Lattice<T>::simplex_gram(std::size_t i, CanWalk&& can_walk, T* gram) const {
+// is needed.
+template <class T> void Lattice<T>::simplex_gram(std::size_t i, T* gram) const {
   const int corners = dim_ + 1;
   const std::int32_t* vertex = &vertex_[i * corners];
   const std::uint32_t all = (1u << corners) - 1;
   std::uint32_t axis_after[max_lattice_dim + 1];  // bit of the axis from vertex c to c + 1
   for (int j = 0; j < corners; ++j) axis_after[dim_ - rank(i, j)] = 1u << j;
-  T gain[2 * (max_lattice_dim + 1) + 1];  // of so many steps: 1/4 a step, 1/2 an axis not moved along
+  const auto can_walk = [&](std::int32_t start, std::uint32_t axes, bool forward) {
+    return walk(start, axes, forward) != 0;
+  };
+  T gain[max_lattice_dim + 2];  // of so many steps: 1/4 a step, 1/2 an axis not moved along
   for (int steps = 0; steps <= corners; ++steps)
     gain[steps] = T(1.0 / static_cast<double>(1ull << (corners + steps)));
   std::fill_n(gram, corners * corners, T(0));
@@ -70,26 +64,68 @@ void Lattice<T>::simplex_gram(std::size_t i, CanWalk&& can_walk, T* gram) const 
   }
 }
 
+// The same where walks are listed, for a number of corners known at compile time. With P_c the axes from
+// vertex 0 to c and D = P_a ^ P_b for a < b, b lies forward of a along D and a forward of b along the
+// other axes.
+template <class T>
+template <int Corners>
+void Lattice<T>::listed_gram(std::size_t i, const Walks* walks, T* gram) const {
+  constexpr std::uint32_t all = (1u << Corners) - 1;
+  constexpr T stay = T(1) / T(1 << Corners);
+  const std::int32_t* vertex = &vertex_[i * Corners];
+  std::uint32_t axis_after[Corners], until[Corners] = {};
+  for (int j = 0; j < Corners; ++j) axis_after[Corners - 1 - rank(i, j)] = 1u << j;
+  Walks of[Corners];
+  for (int c = 0; c < Corners; ++c) {
+    of[c] = walks[vertex[c]];
+    if (c > 0) until[c] = until[c - 1] | axis_after[c - 1];
+  }
+  const auto both = [](std::uint64_t x, std::uint64_t y, std::uint32_t axes) {
+    return static_cast<T>(static_cast<std::int32_t>((x >> axes & 1) + (y >> axes & 1)));
+  };
+  for (int a = 0; a < Corners; ++a) {
+    gram[a * Corners + a] = stay + stay * stay * both(of[a].forward, of[a].backward, all);
+    for (int b = a + 1; b < Corners; ++b) {
+      const std::uint32_t between = until[a] ^ until[b];
+      const T near = stay / T(1 << (b - a)), far = stay / T(1 << (Corners - (b - a)));
+      const T half = T(0.5) * (near * both(of[a].forward, of[b].backward, between) +
+                               far * both(of[a].backward, of[b].forward, all ^ between));
+      gram[a * Corners + b] = gram[b * Corners + a] = half;
+    }
+  }
+}
+
+template <class T>
+template <int Corners, class Body>
+void Lattice<T>::for_each_listed_gram(int threads, Body&& body) const {
+  std::vector<Walks> walks(n_vertices_ + 1, Walks{0, 0});
+  parallel_ranges(n_vertices_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
+    for (std::size_t v = begin + 1; v <= end; ++v) {
+      list_walks(static_cast<std::int32_t>(v), 0, 0, true, walks[v].forward);
+      list_walks(static_cast<std::int32_t>(v), 0, 0, false, walks[v].backward);
+    }
+  });
+  parallel_ranges(n_points_, threads, 256, [&](int, std::size_t begin, std::size_t end) {
+    T gram[Corners * Corners];
+    for (std::size_t i = begin; i < end; ++i) {
+      listed_gram<Corners>(i, walks.data(), gram);
+      body(i, gram, Corners);
+    }
+  });
+}
+
 template <class T>
 template <class Body>
 void Lattice<T>::for_each_gram(int threads, Body&& body) const {
+  switch (dim_) {
+    case 1: return for_each_listed_gram<2>(threads, body);
+    case 2: return for_each_listed_gram<3>(threads, body);
+    case 3: return for_each_listed_gram<4>(threads, body);
+    case 4: return for_each_listed_gram<5>(threads, body);
+    case 5: return for_each_listed_gram<6>(threads, body);
+    default: break;
+  }
   const std::size_t corners = dim_ + 1, n_cached = 8192;
-  std::vector<std::uint64_t> listed[2];  // of every vertex: the walks backward and forward
-  if (dim_ < most_listed_corners)
-    for (const bool forward : {false, true}) {
-      auto& walks = listed[forward];
-      walks.assign(n_vertices_ + 1, 0);
-      parallel_ranges(n_vertices_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
-        for (std::size_t v = begin + 1; v <= end; ++v)
-          list_walks(static_cast<std::int32_t>(v), 0, 0, forward, walks[v]);
-      });
-    }
-  const auto look_up = [&](std::int32_t vertex, std::uint32_t axes, bool forward) {
-    return (listed[forward][vertex] >> axes & 1) != 0;
-  };
-  const auto go = [&](std::int32_t vertex, std::uint32_t axes, bool forward) {
-    return walk(vertex, axes, forward) != 0;
-  };
   parallel_ranges(n_points_, threads, 256, [&](int, std::size_t begin, std::size_t end) {
     // Many points share a simplex: remember the latest ones, by a hash of their vertices.
     std::vector<const std::int32_t*> owner(n_cached, nullptr);
@@ -97,28 +133,24 @@ void Lattice<T>::for_each_gram(int threads, Body&& body) const {
     for (std::size_t i = begin; i < end; ++i) {
       const std::int32_t* vertex = &vertex_[i * corners];
       std::uint64_t hash = 0;
-      for (std::size_t c = 0; c < corners; c += 2)
+      for (std::size_t c = 0; c < corners; ++c)
         hash = (hash ^ static_cast<std::uint64_t>(vertex[c])) * 0x9E3779B97F4A7C15ull;
       const std::size_t slot = (hash >> 40) % n_cached;
       T* gram = &grams[slot * corners * corners];
-      bool same = owner[slot] != nullptr;
-      for (std::size_t c = 0; same && c < corners; ++c) same = vertex[c] == owner[slot][c];
-      if (!same && dim_ < most_listed_corners) simplex_gram(i, look_up, gram);
-      else if (!same) simplex_gram(i, go, gram);
+      if (!owner[slot] || !std::equal(vertex, vertex + corners, owner[slot])) simplex_gram(i, gram);
       owner[slot] = vertex;
-      body(i, gram);
+      body(i, gram, static_cast<int>(corners));
     }
   });
 }
 
 template <class T> void Lattice<T>::diagonal(int threads, T* out) const {
-  const std::size_t corners = dim_ + 1;
-  for_each_gram(threads, [&](std::size_t i, const T* gram) {
+  for_each_gram(threads, [&](std::size_t i, const T* gram, int corners) {
     const T* weight = &weight_[i * corners];
     T sum = 0;
-    for (std::size_t a = 0; a < corners; ++a) {
+    for (int a = 0; a < corners; ++a) {
       T row = 0;
-      for (std::size_t b = 0; b < corners; ++b) row += gram[a * corners + b] * weight[b];
+      for (int b = 0; b < corners; ++b) row += gram[a * corners + b] * weight[b];
       sum += weight[a] * row;
     }
     out[i] = sum;
@@ -127,11 +159,10 @@ template <class T> void Lattice<T>::diagonal(int threads, T* out) const {
 
 template <class T>
 void Lattice<T>::diagonal_gradient(const T* s, int threads, T* gradient) const {
-  const std::size_t corners = dim_ + 1;
-  for_each_gram(threads, [&](std::size_t i, const T* gram) {
+  for_each_gram(threads, [&](std::size_t i, const T* gram, int corners) {
     double by_weight[max_lattice_dim + 1] = {};
-    for (std::size_t a = 0; a < corners; ++a)
-      for (std::size_t b = 0; b < corners; ++b)
+    for (int a = 0; a < corners; ++a)
+      for (int b = 0; b < corners; ++b)
         by_weight[a] += 2.0 * static_cast<double>(s[i]) *
                         static_cast<double>(gram[a * corners + b] * weight_[i * corners + b]);
     chain_to_features(i, by_weight, gradient + i * dim_);
