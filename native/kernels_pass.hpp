@@ -100,9 +100,14 @@ template <class V, class Fold>
 // alpha_il of a block's points: one number a point if `Uniform`, rows of n numbers otherwise.
 template <class V, bool Uniform> struct Strengths {
   using T = typename Traits<V>::element;
+  struct Row {
+    V same;
+    const T* values;
+    [[gnu::always_inline]] V operator[](int c) const { return Uniform ? same : load<V>(values + c); }
+  };
   T* values;
-  [[gnu::always_inline]] V get(int p, int n, int c) const {
-    return Uniform ? V{} + values[p] : load<V>(values + p * n + c);
+  [[gnu::always_inline]] Row row(int p, int n) const {
+    return Uniform ? Row{values[p] - V{}, nullptr} : Row{V{}, values + p * n};  // x - 0 is x
   }
 };
 
@@ -114,14 +119,14 @@ template <class V, int Fixed, bool Uniform> struct SelfPairs {
   static constexpr int width = Traits<V>::width;
   const int count, n_columns;
   const Strengths<V, Uniform> alpha;
-  T *log_q, *weight, *total, *scratch;
+  T *const log_q, *const weight, *const total, *const scratch;
 
   int n() const { return Fixed > 0 ? Fixed * width : n_columns; }
 
   void solve() {
     V most = {};
     for (int p = 0; p < count; ++p)
-      for (int c = 0; c < (Uniform ? 1 : n()); c += width) most = larger(most, alpha.get(p, n(), c));
+      for (int c = 0; c < (Uniform ? 1 : n()); c += width) most = larger(most, alpha.row(p, n())[c]);
     const T strongest = max_lanes<V>(most);
     if (sizeof(T) == 4 && strongest <= T(weak_self_pair)) together(strongest);
     else one_by_one();
@@ -136,16 +141,21 @@ template <class V, int Fixed, bool Uniform> struct SelfPairs {
     constexpr int groups = pass_block / width;
     const auto plus = [](V a, V b) { return a + b; };
     V first[pass_block], second[pass_block], delta[groups], move[groups], mass[groups], slope[groups];
-    T each[pass_block];
+    T each[pass_block], last_move[pass_block];
     for (int k = 0; k < groups; ++k) store<V>(each + k * width, T(1) / load<V>(total + k * width));
     for (int p = 0; p < count; ++p) {
-      first[p] = second[p] = V{};
+      T* const row = weight + p * n();
+      const auto a = alpha.row(p, n());
+      const T scale = each[p];
+      V once = {}, twice = {};
       for (int c = 0; c < n(); c += width) {
-        const V q = each[p] * load<V>(weight + p * n() + c), pull = alpha.get(p, n(), c) * q;
-        store<V>(weight + p * n() + c, q);
-        first[p] += q * pull;
-        second[p] += q * pull * pull;
+        const V q = scale * load<V>(row + c), pull = a[c] * q;
+        store<V>(row + c, q);
+        once += q * pull;
+        twice += q * pull * pull;
       }
+      first[p] = once;
+      second[p] = twice;
     }
     fold_block(first, count, T(0), plus, mass);
     fold_block(second, count, T(0), plus, slope);
@@ -153,14 +163,19 @@ template <class V, int Fixed, bool Uniform> struct SelfPairs {
     for (int round = 0; round < most_rounds; ++round) {
       for (int k = 0; k < groups; ++k) store<V>(each + k * width, exp_small<V>(-delta[k]));
       for (int p = 0; p < count; ++p) {
-        first[p] = second[p] = V{};
+        const T* const row = weight + p * n();
+        T* const solved = scratch + p * n();
+        const auto a = alpha.row(p, n());
+        const T grown = each[p];
+        V sum = {}, fall = {};
         for (int c = 0; c < n(); c += width) {
-          const V a = alpha.get(p, n(), c), z = each[p] * load<V>(weight + p * n() + c);
-          const V q = z * lambert_ratio<V>(a * z);
-          store<V>(scratch + p * n() + c, q);
-          first[p] += q;
-          second[p] += q - q * (a * q);
+          const V z = grown * load<V>(row + c), q = z * lambert_ratio<V>(a[c] * z);
+          store<V>(solved + c, q);
+          sum += q;
+          fall += q - q * (a[c] * q);
         }
+        first[p] = sum;
+        second[p] = fall;
       }
       fold_block(first, count, T(1), plus, mass);
       fold_block(second, count, T(1), plus, slope);
@@ -173,18 +188,23 @@ template <class V, int Fixed, bool Uniform> struct SelfPairs {
       // What the slope leaves out is of the order alpha^2, and found to be less than a sixth of that.
       if (max_lanes<V>(worst) * strongest * strongest * T(0.15) <= enough) break;
     }
-    for (int k = 0; k < groups; ++k) store<V>(each + k * width, delta[k]);
-    T last_move[pass_block];
-    for (int k = 0; k < groups; ++k) store<V>(last_move + k * width, move[k]);
+    for (int k = 0; k < groups; ++k) {
+      store<V>(each + k * width, delta[k]);
+      store<V>(last_move + k * width, move[k]);
+    }
     for (int p = 0; p < count; ++p) {
-      first[p] = V{};
-      for (int c = p * n(); c < (p + 1) * n(); c += width) {
-        const V a = alpha.get(p, n(), c - p * n()), before = load<V>(scratch + c);
-        const V q = before - last_move[p] * (before - before * (a * before));
-        store<V>(weight + c, q);
-        store<V>(log_q + c, load<V>(log_q + c) - (a * q + each[p]));
-        first[p] += q;
+      const T* const solved = scratch + p * n();
+      T *const row = weight + p * n(), *const y = log_q + p * n();
+      const auto a = alpha.row(p, n());
+      const T shift = each[p], moved = last_move[p];
+      V sum = {};
+      for (int c = 0; c < n(); c += width) {
+        const V before = load<V>(solved + c), q = before - moved * (before - before * (a[c] * before));
+        store<V>(row + c, q);
+        store<V>(y + c, load<V>(y + c) - (a[c] * q + shift));
+        sum += q;
       }
+      first[p] = sum;
     }
     fold_block(first, count, T(1), plus, mass);
     for (int k = 0; k < groups; ++k) store<V>(total + k * width, mass[k]);
@@ -196,7 +216,7 @@ template <class V, int Fixed, bool Uniform> struct SelfPairs {
       const int begin = p * n();
       for (int c = 0; c < n(); c += width) {
         store<V>(cost + c, -load<V>(log_q + begin + c));
-        store<V>(strength + c, alpha.get(p, n(), c));
+        store<V>(strength + c, alpha.row(p, n())[c]);
       }
       const T log_mass = std::log(total[p]);
       solve_separable<V>(cost, strength, n(), log_mass, spare, solved);
@@ -331,7 +351,7 @@ template <class V, int Fixed, class Known, bool Plain> class Pass {
       });
       for (int k = 0; k < K; ++k) {
         const int c = first + k * width;
-        if (!Plain && in_.without_self) e[k] += alpha_.get(p, n_, c) * read<Inside>(in_.old, i, c);
+        if (!Plain && in_.without_self) e[k] += alpha_.row(p, n_)[c] * read<Inside>(in_.old, i, c);
         if (c == last_) e[k] = real_ > V{} ? e[k] : V{} + never;
         lowest = c == 0 ? e[k] : smaller(lowest, e[k]);
         store<V>(energy + c, e[k]);
@@ -353,7 +373,7 @@ template <class V, int Fixed, class Known, bool Plain> class Pass {
         V u = read<Inside>(in_.unary, i, c);
         if (c == last_) u = real_ > V{} ? u : V{};
         free_part_ += q[k] * (u + load<V>(y + c));
-        if (!Plain) self_part_ += alpha_.get(p, n_, c) * q[k] * q[k];
+        if (!Plain) self_part_ += alpha_.row(p, n_)[c] * q[k] * q[k];
         if (in_.change) {
           V before = read<Inside>(in_.old, i, c);
           if (c == last_) before = real_ > V{} ? before : V{};

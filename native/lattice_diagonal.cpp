@@ -80,17 +80,21 @@ void Lattice<T>::listed_gram(std::size_t i, const Walks* walks, T* gram) const {
     of[c] = walks[vertex[c]];
     if (c > 0) until[c] = until[c - 1] | axis_after[c - 1];
   }
+  // How many of two walks exist, as an index; converting it to a number would take longer.
   const auto both = [](std::uint64_t x, std::uint64_t y, std::uint32_t axes) {
-    return static_cast<T>(static_cast<std::int32_t>((x >> axes & 1) + (y >> axes & 1)));
+    return (x >> axes & 1) + (y >> axes & 1);
   };
+  T gain[Corners + 1][3];  // of so many steps, for none, one or two such walks
+  for (int steps = 0; steps <= Corners; ++steps)
+    for (int walks_taken = 0; walks_taken < 3; ++walks_taken)
+      gain[steps][walks_taken] = stay / T(1 << steps) * T(walks_taken);
   for (int a = 0; a < Corners; ++a) {
-    gram[a * Corners + a] = stay + stay * stay * both(of[a].forward, of[a].backward, all);
+    gram[a * Corners + a] = stay + gain[Corners][both(of[a].forward, of[a].backward, all)];
     for (int b = a + 1; b < Corners; ++b) {
       const std::uint32_t between = until[a] ^ until[b];
-      const T near = stay / T(1 << (b - a)), far = stay / T(1 << (Corners - (b - a)));
-      const T half = T(0.5) * (near * both(of[a].forward, of[b].backward, between) +
-                               far * both(of[a].backward, of[b].forward, all ^ between));
-      gram[a * Corners + b] = gram[b * Corners + a] = half;
+      gram[a * Corners + b] = gram[b * Corners + a] =
+          T(0.5) * (gain[b - a][both(of[a].forward, of[b].backward, between)] +
+                    gain[Corners - (b - a)][both(of[a].backward, of[b].forward, all ^ between)]);
     }
   }
 }
@@ -105,11 +109,25 @@ void Lattice<T>::for_each_listed_gram(int threads, Body&& body) const {
       list_walks(static_cast<std::int32_t>(v), 0, 0, false, walks[v].backward);
     }
   });
-  parallel_ranges(n_points_, threads, 256, [&](int, std::size_t begin, std::size_t end) {
+  // Neighbouring points share simplices: the latest are remembered by their first vertex and ranks.
+  struct Known {
+    std::int32_t vertex = 0;
+    std::uint64_t ranks = 0;
     T gram[Corners * Corners];
+  };
+  constexpr std::size_t n_known = 512;
+  parallel_ranges(n_points_, threads, 256, [&](int, std::size_t begin, std::size_t end) {
+    std::vector<Known> known(n_known);
     for (std::size_t i = begin; i < end; ++i) {
-      listed_gram<Corners>(i, walks.data(), gram);
-      body(i, gram, Corners);
+      const std::int32_t vertex = vertex_[i * Corners];
+      const std::uint64_t mixed = (rank_[i] ^ static_cast<std::uint64_t>(vertex) << 40) * 0x9E3779B97F4A7C15ull;
+      Known& simplex = known[(mixed >> 40) % n_known];
+      if (simplex.vertex != vertex || simplex.ranks != rank_[i]) {
+        simplex.vertex = vertex;
+        simplex.ranks = rank_[i];
+        listed_gram<Corners>(i, walks.data(), simplex.gram);
+      }
+      body(i, simplex.gram, Corners);
     }
   });
 }
