@@ -51,9 +51,10 @@ template <class V, int K, int Fixed, class T>
   const int corners = Fixed > 0 ? Fixed : term.corners;
   const std::int32_t* vertex = term.vertex + i * corners;
   const T* weight = term.weight + i * corners;
+  const T* from = term.from + first;
   V sum[K] = {};
   for (int c = 0; c < corners; ++c) {
-    const T* row = term.from + static_cast<std::size_t>(vertex[c]) * stride + first;
+    const T* row = from + static_cast<std::size_t>(vertex[c]) * stride;
     const T own = weight[c];
     for (int k = 0; k < K; ++k) sum[k] += own * load<V>(row + k * Traits<V>::width);
   }

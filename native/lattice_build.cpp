@@ -24,7 +24,9 @@ template <std::size_t Words, std::size_t Codes> struct Simplex {
 template <std::size_t Words, std::size_t Codes> class SimplexFinder {
  public:
   SimplexFinder(std::size_t expected, int dim, const std::vector<Key<Words>>& along)
-      : table(expected), dim_(dim), along_(along), known_(n_known) {}
+      : table(expected), dim_(dim), along_(along), known_(new_aligned<Known>(n_known)) {
+    std::fill_n(known_.get(), n_known, Known{});
+  }
 
   // Where a simplex would be remembered, on its way into the cache.
   std::size_t slot(const Simplex<Words, Codes>& simplex) const {
@@ -66,7 +68,7 @@ template <std::size_t Words, std::size_t Codes> class SimplexFinder {
 
   int dim_;
   const std::vector<Key<Words>>& along_;
-  std::vector<Known> known_;
+  AlignedArray<Known> known_;
 };
 
 }  // namespace
@@ -151,12 +153,14 @@ void Lattice<T>::build(const Features& features, const KeyLayout& layout, int th
   for (std::size_t part = 1; part < shares.size() && shares[part].finder; ++part)
     for (const auto& key : shares[part].finder->table.keys())
       shares[part].global.push_back(table.find_or_add(key));
-  run_parts(threads, [&](int part) {
-    const Share& share = shares[part];
-    if (share.global.empty()) return;
-    for (std::size_t k = share.begin * corners; k < share.end * corners; ++k)
-      vertex_[k] = share.global[vertex_[k] - 1];
-  });
+  for (const Share& share : shares) {
+    if (share.global.empty()) continue;
+    std::int32_t* const vertex = &vertex_[share.begin * corners];
+    parallel_ranges((share.end - share.begin) * corners, threads, 1 << 14,
+                    [&](int, std::size_t begin, std::size_t end) {
+      for (std::size_t k = begin; k < end; ++k) vertex[k] = share.global[vertex[k] - 1];
+    });
+  }
 
   const auto& keys = table.keys();
   n_vertices_ = keys.size();

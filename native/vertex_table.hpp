@@ -1,6 +1,7 @@
 // Vertices of a lattice by their integer coordinates.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "buffers.hpp"
 #include "feature_source.hpp"
 
 namespace crfield {
@@ -94,22 +96,22 @@ template <std::size_t Words> class VertexTable {
   explicit VertexTable(std::size_t expected) {
     std::size_t size = 1 << 8;
     while (size < 2 * expected) size *= 2;
-    slots_.resize(size);
+    clear(size);
   }
   std::int32_t find(const Key<Words>& key) const {
-    for (std::size_t s = hash_words(key) & (slots_.size() - 1);; s = (s + 1) & (slots_.size() - 1)) {
+    for (std::size_t s = hash_words(key) & mask_;; s = (s + 1) & mask_) {
       if (slots_[s].vertex == 0 || same(slots_[s].key, key)) return slots_[s].vertex;
     }
   }
   std::int32_t find_or_add(const Key<Words>& key) {
-    std::size_t s = hash_words(key) & (slots_.size() - 1);
-    for (; slots_[s].vertex != 0; s = (s + 1) & (slots_.size() - 1))
+    std::size_t s = hash_words(key) & mask_;
+    for (; slots_[s].vertex != 0; s = (s + 1) & mask_)
       if (same(slots_[s].key, key)) return slots_[s].vertex;
     if (keys_.size() >= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()) - 1)
       throw std::length_error("the lattice has more than 2^31 vertices");
     keys_.push_back(key);
     slots_[s] = {key, static_cast<std::int32_t>(keys_.size())};
-    if (keys_.size() * 2 > slots_.size()) grow();
+    if (keys_.size() * 2 > mask_) grow();
     return static_cast<std::int32_t>(keys_.size());
   }
   const std::vector<Key<Words>>& keys() const { return keys_; }
@@ -119,15 +121,21 @@ template <std::size_t Words> class VertexTable {
     Key<Words> key{};
     std::int32_t vertex = 0;
   };
+  void clear(std::size_t size) {
+    slots_ = new_aligned<Slot>(size);
+    std::fill_n(slots_.get(), size, Slot{});
+    mask_ = size - 1;
+  }
   void grow() {
-    slots_.assign(slots_.size() * 2, Slot{});
+    clear(2 * (mask_ + 1));
     for (std::size_t v = 0; v < keys_.size(); ++v) {
-      std::size_t s = hash_words(keys_[v]) & (slots_.size() - 1);
-      while (slots_[s].vertex != 0) s = (s + 1) & (slots_.size() - 1);
+      std::size_t s = hash_words(keys_[v]) & mask_;
+      while (slots_[s].vertex != 0) s = (s + 1) & mask_;
       slots_[s] = {keys_[v], static_cast<std::int32_t>(v + 1)};
     }
   }
-  std::vector<Slot> slots_;
+  AlignedArray<Slot> slots_;
+  std::size_t mask_ = 0;
   std::vector<Key<Words>> keys_;
 };
 
