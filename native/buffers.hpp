@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -15,45 +16,57 @@ namespace crfield {
 
 constexpr std::size_t cache_line = 64, huge_page = std::size_t(1) << 21;
 
-// Large blocks that were given back, up to a limit, for the next image: the system would have to clear
-// their pages again. Whoever cannot have the lock at once, such as a child of fork whose parent held
-// it, does without.
+constexpr std::size_t block_alignment(std::size_t bytes) {
+  return bytes >= huge_page ? huge_page : cache_line;
+}
+
+// Large blocks that were given back, the latest up to a limit, for the next image: the system would have
+// to clear their pages again. Whoever cannot have the lock at once, such as a child of fork whose
+// parent held it, does without.
 class IdleBlocks {
  public:
-  static IdleBlocks& shared() {
-    static IdleBlocks* const blocks = new IdleBlocks;  // outlives every static array
-    return *blocks;
-  }
-  void* take(std::size_t bytes) {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock) return nullptr;
-    for (auto& block : idle_)
-      if (block.bytes == bytes) {
-        void* const memory = block.memory;
-        block = idle_.back();
-        idle_.pop_back();
-        total_ -= bytes;
-        return memory;
-      }
-    return nullptr;
-  }
-  bool keep(void* memory, std::size_t bytes) {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock || total_ + bytes > most) return false;
-    idle_.push_back({memory, bytes});
-    total_ += bytes;
-    return true;
-  }
-
- private:
-  static constexpr std::size_t most = std::size_t(64) << 20;
   struct Block {
     void* memory;
     std::size_t bytes;
   };
+  static IdleBlocks& shared() {
+    static IdleBlocks* const blocks = new IdleBlocks;  // outlives every static array
+    return *blocks;
+  }
+  // A block of at least so many bytes and not many more, or none.
+  Block take(std::size_t bytes) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock)
+      for (auto at = idle_.rbegin(); at != idle_.rend(); ++at)
+        if (at->bytes >= bytes && at->bytes <= bytes + bytes / 4) {
+          const Block found = *at;
+          idle_.erase(std::next(at).base());
+          total_ -= found.bytes;
+          return found;
+        }
+    return {nullptr, 0};
+  }
+  void give(Block block) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || block.bytes > most) return release(block);
+    std::size_t n_old = 0;
+    for (; total_ + block.bytes > most; ++n_old) {
+      total_ -= idle_[n_old].bytes;
+      release(idle_[n_old]);
+    }
+    idle_.erase(idle_.begin(), idle_.begin() + static_cast<std::ptrdiff_t>(n_old));
+    idle_.push_back(block);
+    total_ += block.bytes;
+  }
+  static void release(Block block) {
+    ::operator delete(block.memory, std::align_val_t{block_alignment(block.bytes)});
+  }
+
+ private:
+  static constexpr std::size_t most = std::size_t(128) << 20;
   IdleBlocks() { idle_.reserve(most / huge_page); }  // so that giving back allocates nothing
   std::mutex mutex_;
-  std::vector<Block> idle_;
+  std::vector<Block> idle_;  // the oldest first
   std::size_t total_ = 0;
 };
 
@@ -62,24 +75,24 @@ class IdleBlocks {
 struct FreeAligned {
   std::size_t bytes = 0;
   void operator()(void* memory) const {
-    if (bytes >= huge_page && IdleBlocks::shared().keep(memory, bytes)) return;
-    ::operator delete(memory, std::align_val_t{alignment(bytes)});
+    if (bytes >= huge_page) IdleBlocks::shared().give({memory, bytes});
+    else IdleBlocks::release({memory, bytes});
   }
-  static std::size_t alignment(std::size_t bytes) { return bytes >= huge_page ? huge_page : cache_line; }
 };
 template <class T> using AlignedArray = std::unique_ptr<T[], FreeAligned>;
 template <class T> AlignedArray<T> new_aligned(std::size_t size) {
   std::size_t bytes = size * sizeof(T);
-  const std::size_t unit = bytes >= huge_page / 4 ? huge_page : cache_line;
+  const bool large = bytes >= huge_page / 4;
+  const std::size_t unit = large ? huge_page : cache_line;
   bytes = (bytes + unit - 1) / unit * unit;
-  void* memory = unit == huge_page ? IdleBlocks::shared().take(bytes) : nullptr;
-  if (!memory) {
-    memory = ::operator new(bytes, std::align_val_t{unit});
+  IdleBlocks::Block block = large ? IdleBlocks::shared().take(bytes) : IdleBlocks::Block{nullptr, 0};
+  if (!block.memory) {
+    block = {::operator new(bytes, std::align_val_t{unit}), bytes};
 #ifdef MADV_HUGEPAGE
-    if (unit == huge_page) madvise(memory, bytes, MADV_HUGEPAGE);  // a wish, not a condition
+    if (large) madvise(block.memory, bytes, MADV_HUGEPAGE);  // a wish, not a condition
 #endif
   }
-  return AlignedArray<T>(static_cast<T*>(memory), FreeAligned{bytes});
+  return AlignedArray<T>(static_cast<T*>(block.memory), FreeAligned{block.bytes});
 }
 
 // Lends uninitialised arrays of at least the asked size; safe to use from several threads.
