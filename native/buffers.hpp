@@ -1,7 +1,9 @@
 // Scratch memory that outlives a call, so that repeated filtering does not fault in fresh pages.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -10,6 +12,9 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
 #endif
 
 namespace crfield {
@@ -20,14 +25,15 @@ constexpr std::size_t block_alignment(std::size_t bytes) {
   return bytes >= huge_page ? huge_page : cache_line;
 }
 
-// Large blocks that were given back, the latest up to a limit, for the next image: the system would have
-// to clear their pages again. Whoever cannot have the lock at once, such as a child of fork whose
+// Large blocks that were given back, for the next image: the system would have to clear their pages
+// again. Few are kept for ever; many are as long as they are asked for. Whoever cannot have the lock at once, such as a child of fork whose
 // parent held it, does without.
 class IdleBlocks {
  public:
   struct Block {
     void* memory;
     std::size_t bytes;
+    std::uint64_t since = 0;
   };
   static IdleBlocks& shared() {
     static IdleBlocks* const blocks = new IdleBlocks;  // outlives every static array
@@ -48,26 +54,40 @@ class IdleBlocks {
   }
   void give(Block block) {
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock || block.bytes > most) return release(block);
-    std::size_t n_old = 0;
-    for (; total_ + block.bytes > most; ++n_old) {
-      total_ -= idle_[n_old].bytes;
-      release(idle_[n_old]);
-    }
-    idle_.erase(idle_.begin(), idle_.begin() + static_cast<std::ptrdiff_t>(n_old));
-    idle_.push_back(block);
+    if (!lock || block.bytes > most_ || idle_.size() == idle_.capacity()) return release(block);
+    block.since = ++clock_;
     total_ += block.bytes;
+    std::size_t n_dropped = 0;
+    for (; total_ > most_ || (total_ > few && n_dropped < idle_.size() &&
+                              idle_[n_dropped].since + patience < clock_); ++n_dropped) {
+      total_ -= idle_[n_dropped].bytes;
+      release(idle_[n_dropped]);
+    }
+    idle_.erase(idle_.begin(), idle_.begin() + static_cast<std::ptrdiff_t>(n_dropped));
+    idle_.push_back(block);
   }
   static void release(Block block) {
     ::operator delete(block.memory, std::align_val_t{block_alignment(block.bytes)});
   }
 
  private:
-  static constexpr std::size_t most = std::size_t(128) << 20;
-  IdleBlocks() { idle_.reserve(most / huge_page); }  // so that giving back allocates nothing
+  static constexpr std::size_t few = std::size_t(128) << 20;
+  static constexpr std::uint64_t patience = 256;  // blocks given back, several images' worth
+  IdleBlocks() : most_(std::max(few, physical_memory() / 16)) {
+    idle_.reserve(1024);  // so that giving back allocates nothing
+  }
+  static std::size_t physical_memory() {
+#if defined(_SC_PHYS_PAGES) && defined(_SC_PAGESIZE)
+    const long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
+    if (pages > 0 && bytes > 0) return static_cast<std::size_t>(pages) * static_cast<std::size_t>(bytes);
+#endif
+    return 0;
+  }
+  const std::size_t most_;
   std::mutex mutex_;
   std::vector<Block> idle_;  // the oldest first
   std::size_t total_ = 0;
+  std::uint64_t clock_ = 0;
 };
 
 // Uninitialised numbers from a whole cache line on, because a vector that straddles two lines costs

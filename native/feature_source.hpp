@@ -27,6 +27,8 @@ template <class T> struct DenseFeatures {
   std::size_t n_points;
   int dim;
 
+  // Points one after another that lie on one line of a grid; here nothing is known of lines.
+  std::size_t line_length() const { return n_points; }
   std::vector<Range> ranges() const {
     std::vector<Range> found(dim, n_points ? Range{} : Range{0, 0});
     for (std::size_t i = 0; i < n_points; ++i)
@@ -58,6 +60,7 @@ template <class T> struct GridFeatures {
     for (const auto& axis : axes) n_points *= axis.size();
   }
 
+  std::size_t line_length() const { return axes.back().size(); }
   std::vector<Range> ranges() const {
     std::vector<Range> found(dim, n_points ? Range{} : Range{0, 0});
     if (n_points == 0) return found;

@@ -78,7 +78,7 @@ void Grid<T>::gather_line(const Corners& corners, const T* table, int n_columns,
 }
 
 template <class T>
-typename TableOperator<T>::Rows Grid<T>::rows_of_runs(std::size_t begin, std::size_t end) const {
+typename TableOperator<T>::Rows Grid<T>::rows_of_lines(std::size_t begin, std::size_t end) const {
   if (begin == end) return {0, 0};
   if (dim() == 1) return {0, n_nodes_};
   const std::size_t lines_per_slab = n_lines_ / axes_[0].node.size();
@@ -89,26 +89,44 @@ typename TableOperator<T>::Rows Grid<T>::rows_of_runs(std::size_t begin, std::si
 }
 
 template <class T>
-void Grid<T>::open_run(std::size_t begin, const T* from, T* to, int n_columns, T* lines,
-                       PassTerm<T>& term) const {
-  const std::size_t size = line_rows() * padded_columns<T>(n_columns);
-  term.vertex = vertex_.data();
-  term.weight = weight_.data();
-  term.corners = 2;
-  term.from = from ? lines : nullptr;
-  term.to = to ? lines + size : nullptr;
-  if (from) gather_line(corners_of_line(begin / line_length()), from, n_columns, lines);
-  if (to) std::fill_n(lines + size, size, T(0));
+typename TableOperator<T>::Rows Grid<T>::nodes_of_run(std::size_t begin, std::size_t count) const {
+  const std::size_t at = begin % line_length();
+  const auto [low, high] = std::minmax(axes_.back().node[at], axes_.back().node[at + count - 1]);
+  return {static_cast<std::size_t>(low), static_cast<std::size_t>(high) + 2};
 }
 
 template <class T>
-void Grid<T>::close_run(std::size_t begin, T* to, int n_columns, const PassTerm<T>& term) const {
+void Grid<T>::open_run(std::size_t begin, std::size_t count, const T* from, T* to, int n_columns,
+                       T* lines, PassTerm<T>& term) const {
+  const std::size_t stride = padded_columns<T>(n_columns), at = begin % line_length();
+  const auto nodes = nodes_of_run(begin, count);
+  const std::size_t first = nodes.begin * stride, length = (nodes.end - nodes.begin) * stride;
+  T* const splatted = lines + line_rows() * stride;
+  term.vertex = &vertex_[2 * at];
+  term.weight = &weight_[2 * at];
+  term.corners = 2;
+  term.from = from ? lines : nullptr;
+  term.to = to ? splatted : nullptr;
+  if (from) {
+    const Corners corners = corners_of_line(begin / line_length());
+    const T* rows[32];
+    for (int c = 0; c < corners.count; ++c) rows[c] = from + corners.row[c] * stride + first;
+    kernels<T>().combine(rows, corners.weight, corners.count, length, lines + first);
+  }
+  if (to) std::fill_n(splatted + first, length, T(0));
+}
+
+template <class T>
+void Grid<T>::close_run(std::size_t begin, std::size_t count, T* to, int n_columns,
+                        const PassTerm<T>& term) const {
   if (!to) return;
   const std::size_t stride = padded_columns<T>(n_columns);
+  const auto nodes = nodes_of_run(begin, count);
+  const std::size_t first = nodes.begin * stride, length = (nodes.end - nodes.begin) * stride;
   const Corners corners = corners_of_line(begin / line_length());
   for (int c = 0; c < corners.count; ++c)
-    kernels<T>().add_scaled(term.to, corners.weight[c], line_rows() * stride,
-                            to + corners.row[c] * stride);
+    kernels<T>().add_scaled(term.to + first, corners.weight[c], length,
+                            to + corners.row[c] * stride + first);
 }
 
 template <class T> void Grid<T>::blur(const T* x, int n_columns, int threads, T* out) {
@@ -136,7 +154,7 @@ void Grid<T>::splat(const T* x, const T* scale, int n_columns, int threads, T* o
   typename BufferPool<T>::Loan parts(buffers_, size * threads), lines(buffers_, line_size * threads);
   std::vector<typename TableOperator<T>::Rows> touched(threads, {0, 0});
   parallel_ranges(n_lines_, threads, 1, [&](int part, std::size_t begin, std::size_t end) {
-    touched[part] = rows_of_runs(begin, end);
+    touched[part] = rows_of_lines(begin, end);
     T *table = parts.data() + size * part, *line = lines.data() + line_size * part;
     std::fill(table + touched[part].begin * stride, table + touched[part].end * stride, T(0));
     for (std::size_t l = begin; l < end; ++l) {
@@ -146,7 +164,7 @@ void Grid<T>::splat(const T* x, const T* scale, int n_columns, int threads, T* o
                          n_points() - first, n_columns, line);
       PassTerm<T> term{};
       term.to = line;
-      close_run(first, table, n_columns, term);
+      close_run(first, length, table, n_columns, term);
     }
   });
   std::fill_n(out, size, T(0));

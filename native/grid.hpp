@@ -35,12 +35,13 @@ template <class T> class Grid : public TableOperator<T> {
   T gain() const override { return T(1); }
   void blur(const T* x, int n_columns, int threads, T* out) override;
   void row_sums(int threads, T* out) override;
-  std::size_t run_length() const override { return line_length(); }
+  std::size_t line_length() const override { return axes_.back().node.size(); }
   std::size_t line_rows() const override { return axes_.back().n_nodes; }
-  typename TableOperator<T>::Rows rows_of_runs(std::size_t begin, std::size_t end) const override;
-  void open_run(std::size_t begin, const T* from, T* to, int n_columns, T* lines,
+  typename TableOperator<T>::Rows rows_of_lines(std::size_t begin, std::size_t end) const override;
+  void open_run(std::size_t begin, std::size_t count, const T* from, T* to, int n_columns, T* lines,
                 PassTerm<T>& term) const override;
-  void close_run(std::size_t begin, T* to, int n_columns, const PassTerm<T>& term) const override;
+  void close_run(std::size_t begin, std::size_t count, T* to, int n_columns,
+                 const PassTerm<T>& term) const override;
 
  private:
   struct Axis {
@@ -57,10 +58,11 @@ template <class T> class Grid : public TableOperator<T> {
   // `derivative` names an axis along which the weights' derivative stands in for the weights, or -1.
   Corners corners_of_line(std::size_t line, int derivative = -1) const;
   void gather_line(const Corners& corners, const T* table, int n_columns, T* out) const;
+  // Nodes along the last axis that `count` points from `begin` on use.
+  typename TableOperator<T>::Rows nodes_of_run(std::size_t begin, std::size_t count) const;
   void splat(const T* x, const T* scale, int n_columns, int threads, T* out);
   // out_i = product over axes of along[axis][i's place on it]
   void outer_product(const std::vector<std::vector<double>>& along, int threads, T* out) const;
-  std::size_t line_length() const { return axes_.back().node.size(); }
 
   std::vector<Axis> axes_;
   std::size_t n_lines_ = 1, n_nodes_ = 1;

@@ -75,7 +75,8 @@ template <class T> void Lattice<T>::row_sums(int threads, T* out) {
 }
 
 template <class T>
-void Lattice<T>::open_run(std::size_t begin, const T* from, T* to, int, T*, PassTerm<T>& term) const {
+void Lattice<T>::open_run(std::size_t begin, std::size_t, const T* from, T* to, int, T*,
+                          PassTerm<T>& term) const {
   term.corners = dim_ + 1;
   term.vertex = &vertex_[begin * term.corners];
   term.weight = &weight_[begin * term.corners];
@@ -161,14 +162,16 @@ void Lattice<T>::feature_gradient(const T* u, const T* u_scale, const T* v, cons
 
 template void Lattice<float>::row_sums(int, float*);
 template void Lattice<float>::blur(const float*, int, int, float*);
-template void Lattice<float>::open_run(std::size_t, const float*, float*, int, float*, PassTerm<float>&) const;
+template void Lattice<float>::open_run(std::size_t, std::size_t, const float*, float*, int, float*,
+                                      PassTerm<float>&) const;
 template void Lattice<float>::apply(const float*, const float*, const float*, int, int, float*);
 template void Lattice<float>::chain_to_features(std::size_t, const double*, float*) const;
 template void Lattice<float>::feature_gradient(const float*, const float*, const float*, const float*, int, int, float*,
                                              float*);
 template void Lattice<double>::row_sums(int, double*);
 template void Lattice<double>::blur(const double*, int, int, double*);
-template void Lattice<double>::open_run(std::size_t, const double*, double*, int, double*, PassTerm<double>&) const;
+template void Lattice<double>::open_run(std::size_t, std::size_t, const double*, double*, int, double*,
+                                      PassTerm<double>&) const;
 template void Lattice<double>::apply(const double*, const double*, const double*, int, int, double*);
 template void Lattice<double>::chain_to_features(std::size_t, const double*, double*) const;
 template void Lattice<double>::feature_gradient(const double*, const double*, const double*, const double*, int, int, double*,

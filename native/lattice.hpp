@@ -51,14 +51,14 @@ template <class T> class Lattice : public TableOperator<T> {
   T gain() const override { return T(0.5); }
   void blur(const T* x, int n_columns, int threads, T* out) override;
   void row_sums(int threads, T* out) override;
-  std::size_t run_length() const override { return 0; }
+  std::size_t line_length() const override { return 0; }
   std::size_t line_rows() const override { return 0; }
-  typename TableOperator<T>::Rows rows_of_runs(std::size_t, std::size_t) const override {
+  typename TableOperator<T>::Rows rows_of_lines(std::size_t, std::size_t) const override {
     return {0, n_vertices_ + 1};
   }
-  void open_run(std::size_t begin, const T* from, T* to, int n_columns, T* lines,
+  void open_run(std::size_t begin, std::size_t count, const T* from, T* to, int n_columns, T* lines,
                 PassTerm<T>& term) const override;
-  void close_run(std::size_t, T*, int, const PassTerm<T>&) const override {}
+  void close_run(std::size_t, std::size_t, T*, int, const PassTerm<T>&) const override {}
   std::size_t n_vertices() const { return n_vertices_; }
   int dim() const { return dim_; }
 

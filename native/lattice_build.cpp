@@ -13,6 +13,10 @@ namespace {
 // float has room for the position within a simplex only while coordinates are small.
 constexpr double largest_for_float = 2048.0;
 
+// Large grids are embedded tile by tile, pieces of so many points of a line and as many lines as make up
+// so many points: a tile's vertices fit into a table that stays in the cache.
+constexpr std::size_t longest_piece = 512, tile_points = std::size_t(1) << 17;
+
 // A simplex is its remainder-0 vertex and the order of the residuals, one byte a coordinate.
 template <std::size_t Words, std::size_t Codes> struct Simplex {
   Key<Words> base{};
@@ -25,7 +29,7 @@ template <std::size_t Words, std::size_t Codes> class SimplexFinder {
  public:
   SimplexFinder(std::size_t expected, int dim, const std::vector<Key<Words>>& along)
       : table(expected), dim_(dim), along_(along), known_(new_aligned<Known>(n_known)) {
-    std::fill_n(known_.get(), n_known, Known{});
+    clear();
   }
 
   // Where a simplex would be remembered, on its way into the cache.
@@ -34,6 +38,11 @@ template <std::size_t Words, std::size_t Codes> class SimplexFinder {
     const std::size_t found = (mixed >> 40) % n_known;
     __builtin_prefetch(&known_[found]);
     return found;
+  }
+  // Forget everything.
+  void clear() {
+    table.clear();
+    std::fill_n(known_.get(), n_known, Known{});
   }
   const std::int32_t* find(const Simplex<Words, Codes>& simplex, std::size_t slot) {
     Known& known = known_[slot];
@@ -108,13 +117,14 @@ void Lattice<T>::build(const Features& features, const KeyLayout& layout, int th
   struct Share {
     std::size_t begin = 0, end = 0;
     std::vector<std::int32_t> global;
-    std::unique_ptr<SimplexFinder<Words, Codes>> finder;
+    std::unique_ptr<VertexTable<Words>> table;
   };
   std::vector<Share> shares(threads);
   parallel_ranges(n_points_, threads, 4096, [&](int part, std::size_t begin, std::size_t end) {
     Share& share = shares[part];
-    share = {begin, end, {}, std::make_unique<SimplexFinder<Words, Codes>>(
-        std::clamp<std::size_t>((end - begin) / 16, 64, 1 << 14), dim, along)};
+    const std::size_t expected = std::clamp<std::size_t>((end - begin) / 16, 64, 1 << 14);
+    share = {begin, end, {}, nullptr};
+    SimplexFinder<Words, Codes> finder(expected, dim, along);
     constexpr int B = embed_block;
     Work position[max_lattice_dim * B] = {}, weight[(max_lattice_dim + 1) * B];
     Work scale[max_lattice_dim];
@@ -126,8 +136,7 @@ void Lattice<T>::build(const Features& features, const KeyLayout& layout, int th
     const std::size_t stored_codes = codes();
     Simplex<Words, Codes> simplex[B];
     std::size_t slot[B];
-    for (std::size_t first = begin; first < end; first += B) {
-      const int count = static_cast<int>(std::min<std::size_t>(B, end - first));
+    const auto embed_block_of = [&](std::size_t first, int count) {
       features.block(first, count, B, position);
       kernels<Work>().embed(embedding);
       for (int t = 0; t < count; ++t) {
@@ -135,23 +144,56 @@ void Lattice<T>::build(const Features& features, const KeyLayout& layout, int th
         for (std::size_t k = 0; k < Codes; ++k) simplex[t].ranks[k] = rank[k * B + t];
         for (std::size_t k = 0; k < stored_codes; ++k)
           rank_[(first + t) * stored_codes + k] = rank[k * B + t];
-        slot[t] = share.finder->slot(simplex[t]);
+        slot[t] = finder.slot(simplex[t]);
       }
       for (int t = 0; t < count; ++t) {
-        const std::int32_t* vertex = share.finder->find(simplex[t], slot[t]);
+        const std::int32_t* vertex = finder.find(simplex[t], slot[t]);
         const std::size_t row = (first + t) * corners;
         for (int c = 0; c < corners; ++c) {
           vertex_[row + c] = vertex[c];
           weight_[row + c] = static_cast<T>(weight[c * B + t]);
         }
       }
+    };
+    const auto embed_points = [&](std::size_t from, std::size_t to) {
+      for (; from < to; from += B)
+        embed_block_of(from, static_cast<int>(std::min<std::size_t>(B, to - from)));
+    };
+    const std::size_t length = features.line_length();
+    if (end - begin <= 2 * tile_points || length == n_points_) {
+      embed_points(begin, end);
+      share.table = std::make_unique<VertexTable<Words>>(std::move(finder.table));
+      return;
     }
+    share.table = std::make_unique<VertexTable<Words>>((end - begin) / 16);
+    const std::size_t width = length <= 2 * longest_piece ? length : longest_piece;
+    const std::size_t height = std::max<std::size_t>(1, tile_points / width);
+    std::vector<std::int32_t> number;  // in the share's table of each vertex of the tile
+    for (std::size_t top = begin / length; top * length < end; top += height)
+      for (std::size_t left = 0; left < length; left += width) {
+        const auto for_pieces = [&](auto&& piece) {
+          for (std::size_t line = top; line < top + height; ++line)
+            piece(std::max(begin, line * length + left),
+                  std::min(end, line * length + std::min(length, left + width)));
+        };
+        for_pieces(embed_points);
+        number.assign(1, 0);
+        const auto& found = finder.table.keys();
+        for (std::size_t v = 0; v < found.size(); ++v) {
+          if (v + 8 < found.size()) share.table->prefetch(found[v + 8]);
+          number.push_back(share.table->find_or_add(found[v]));
+        }
+        finder.clear();
+        for_pieces([&](std::size_t from, std::size_t to) {
+          for (std::size_t k = from * corners; k < to * corners; ++k) vertex_[k] = number[vertex_[k]];
+        });
+      }
   });
 
   // The first share's numbers stay; the others' are translated.
-  VertexTable<Words>& table = shares[0].finder->table;
-  for (std::size_t part = 1; part < shares.size() && shares[part].finder; ++part)
-    for (const auto& key : shares[part].finder->table.keys())
+  VertexTable<Words>& table = *shares[0].table;
+  for (std::size_t part = 1; part < shares.size() && shares[part].table; ++part)
+    for (const auto& key : shares[part].table->keys())
       shares[part].global.push_back(table.find_or_add(key));
   for (const Share& share : shares) {
     if (share.global.empty()) continue;
@@ -168,7 +210,9 @@ void Lattice<T>::build(const Features& features, const KeyLayout& layout, int th
   parallel_ranges(n_vertices_, threads, 2048, [&](int, std::size_t begin, std::size_t end) {
     for (int axis = 0; axis < corners; ++axis) {
       std::int32_t* pairs = &neighbour_[static_cast<std::size_t>(axis) * (n_vertices_ + 1) * 2];
+      constexpr std::size_t ahead = 8;
       for (std::size_t v = begin; v < end; ++v) {
+        if (v + ahead < end) table.prefetch(keys[v + ahead] + along[axis]);
         const std::int32_t next = table.find(keys[v] + along[axis]);
         pairs[2 * (v + 1) + 1] = next;
         if (next) pairs[2 * static_cast<std::size_t>(next)] = static_cast<std::int32_t>(v + 1);

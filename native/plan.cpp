@@ -9,8 +9,11 @@
 namespace crfield {
 namespace {
 
-// Points of a run where no term asks for a length: the run's share of the arrays stays in the cache.
-constexpr std::size_t default_run = 1024;
+// Points of a line where no term knows of lines.
+constexpr std::size_t default_line = 1024;
+// Long lines are taken in pieces of so many points, each with those below it, so that the rows of the
+// tables that belong to one place are used while they are in the cache.
+constexpr std::size_t longest_piece = 512;
 
 }  // namespace
 
@@ -18,11 +21,11 @@ template <class T>
 Plan<T>::Plan(const T* unary, std::size_t n_points, int n_labels, std::vector<PlanTerm<T>> terms,
               Update update, int threads)
     : unary_(unary), n_points_(n_points), n_labels_(n_labels), threads_(threads),
-      terms_(std::move(terms)), update_(update), run_length_(0) {
+      terms_(std::move(terms)), update_(update), line_length_(0) {
   const std::size_t stride = padded_columns<T>(n_labels), n = n_labels;
   for (const auto& term : terms_) {
     splatted_.push_back(new_aligned<T>(term.kernel->table_rows() * stride));
-    run_length_ = std::max(run_length_, term.kernel->run_length());
+    line_length_ = std::max(line_length_, term.kernel->line_length());
     const T gain = term.kernel->gain();
     factor_.emplace_back();
     attraction_.emplace_back();
@@ -43,7 +46,8 @@ Plan<T>::Plan(const T* unary, std::size_t n_points, int n_labels, std::vector<Pl
     const auto same = [&](T mu) { return mu == term.mu[0]; };
     if (std::all_of(term.mu.begin(), term.mu.end(), same)) uniform_.back() = factor_.back()[0];
   }
-  if (run_length_ == 0) run_length_ = default_run;
+  if (line_length_ == 0) line_length_ = default_line;
+  run_length_ = line_length_ <= 2 * longest_piece ? line_length_ : longest_piece;
 }
 
 template <class T> void Plan<T>::allocate(State& fresh) {
@@ -66,7 +70,7 @@ template <class Body>
 void Plan<T>::for_runs(const State* from, bool splat, Body&& body) {
   const int n_terms = static_cast<int>(terms_.size());
   const std::size_t stride = padded_columns<T>(n_labels_);
-  const std::size_t n_runs = (n_points_ + run_length_ - 1) / run_length_;
+  const std::size_t n_lines = (n_points_ + line_length_ - 1) / line_length_;
   // Every part but the first splats into tables of its own.
   std::vector<std::unique_ptr<typename BufferPool<T>::Loan>> loans;
   std::vector<T*> tables(static_cast<std::size_t>(threads_) * n_terms, nullptr);
@@ -85,24 +89,23 @@ void Plan<T>::for_runs(const State* from, bool splat, Body&& body) {
       std::fill(table + begin, table + end, T(0));
     });
   }
-  parallel_ranges(n_runs, threads_, std::max<std::size_t>(1, 512 / run_length_),
+  parallel_ranges(n_lines, threads_, std::max<std::size_t>(1, 512 / line_length_),
                   [&](int part, std::size_t begin, std::size_t end) {
     typename BufferPool<T>::Loan scratch(buffers_, (pass_scratch + line_rows) * stride);
     T* const* own = &tables[part * n_terms];
     for (int m = 0; splat && m < n_terms; ++m) {
-      auto& rows = touched[part * n_terms + m] = terms_[m].kernel->rows_of_runs(begin, end);
+      auto& rows = touched[part * n_terms + m] = terms_[m].kernel->rows_of_lines(begin, end);
       if (part > 0) std::fill(own[m] + rows.begin * stride, own[m] + rows.end * stride, T(0));
     }
     std::vector<PassTerm<T>> terms(n_terms);
-    for (std::size_t run = begin; run < end; ++run) {
-      const std::size_t first = run * run_length_;
+    const auto run = [&](std::size_t first, std::size_t count) {
       T* lines = scratch.data() + pass_scratch * stride;
       for (int m = 0; m < n_terms; ++m) {
         const PlanTerm<T>& term = terms_[m];
         PassTerm<T>& now = terms[m];
         const T* table = !from ? nullptr : term.is_matrix ? from->folded[m].get()
                                                           : from->blurred[m].get();
-        term.kernel->open_run(first, table, own[m], n_labels_, lines, now);
+        term.kernel->open_run(first, count, table, own[m], n_labels_, lines, now);
         lines += 2 * term.kernel->line_rows() * stride;
         now.before = term.before ? term.before + first : nullptr;
         now.after = term.after ? term.after + first : nullptr;
@@ -111,10 +114,16 @@ void Plan<T>::for_runs(const State* from, bool splat, Body&& body) {
         now.strength = term.diagonal ? term.diagonal + first : nullptr;
         now.attraction = attraction_[m].data();
       }
-      body(part, first, std::min(run_length_, n_points_ - first), terms.data(), scratch.data());
+      body(part, first, count, terms.data(), scratch.data());
       for (int m = 0; m < n_terms; ++m)
-        terms_[m].kernel->close_run(first, own[m], n_labels_, terms[m]);
-    }
+        terms_[m].kernel->close_run(first, count, own[m], n_labels_, terms[m]);
+    };
+    for (std::size_t left = 0; left < line_length_; left += run_length_)
+      for (std::size_t line = begin; line < end; ++line) {
+        const std::size_t first = line * line_length_ + left;
+        const std::size_t line_end = std::min((line + 1) * line_length_, n_points_);
+        if (first < line_end) run(first, std::min(run_length_, line_end - first));
+      }
   });
   for (int m = 0; splat && m < n_terms; ++m)
     for (int part = 1; part < threads_; ++part) {

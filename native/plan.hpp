@@ -56,7 +56,7 @@ template <class T> class Plan {
   void allocate(State& fresh);
   void finish(State& fresh, bool with_row_sums, PlanSums& sums);
   void blur_into(State& fresh, std::size_t m);
-  // Calls body(part, begin, count, terms) for every run of points, with tables to slice from `from`
+  // Calls body(part, begin, count, terms, scratch) for every run of points, with tables to slice from `from`
   // (null: none) and, if `splat`, tables to splat to, which end up summed in splatted_.
   template <class Body> void for_runs(const State* from, bool splat, Body&& body);
 
@@ -65,7 +65,7 @@ template <class T> class Plan {
   int n_labels_, threads_;
   std::vector<PlanTerm<T>> terms_;
   Update update_;
-  std::size_t run_length_;
+  std::size_t line_length_, run_length_;
   std::vector<std::vector<T>> factor_;  // of each term: gain * mu, padded; empty for a matrix
   std::vector<T> uniform_;              // of each term: its factor if all labels have the same, or 0
   std::vector<std::vector<T>> attraction_;

@@ -21,20 +21,22 @@ template <class T> class TableOperator {
   // out_i = sum_j K_ij
   virtual void row_sums(int threads, T* out) = 0;
 
-  // Points come in runs of this length (0: of any length), and a run may need lines of the table.
-  virtual std::size_t run_length() const = 0;
+  // Points come in lines of this length (0: of any length); a run, which is a piece of one line, may need
+  // lines of the table.
+  virtual std::size_t line_length() const = 0;
   virtual std::size_t line_rows() const = 0;
-  // Rows of the table that the runs [begin, end) splat to.
+  // Rows of the table that the lines [begin, end) of points splat to.
   struct Rows {
     std::size_t begin, end;
   };
-  virtual Rows rows_of_runs(std::size_t begin, std::size_t end) const = 0;
-  // Fills vertex, weight and corners for the points from `begin` on, and from / to. `lines` has room
+  virtual Rows rows_of_lines(std::size_t begin, std::size_t end) const = 0;
+  // Fills vertex, weight and corners for `count` points from `begin` on, and from / to. `lines` has room
   // for 2 * line_rows padded rows.
-  virtual void open_run(std::size_t begin, const T* from, T* to, int n_columns, T* lines,
-                        PassTerm<T>& term) const = 0;
+  virtual void open_run(std::size_t begin, std::size_t count, const T* from, T* to, int n_columns,
+                        T* lines, PassTerm<T>& term) const = 0;
   // Brings what was splatted to the table.
-  virtual void close_run(std::size_t begin, T* to, int n_columns, const PassTerm<T>& term) const = 0;
+  virtual void close_run(std::size_t begin, std::size_t count, T* to, int n_columns,
+                         const PassTerm<T>& term) const = 0;
 };
 
 }  // namespace crfield

@@ -96,13 +96,15 @@ template <std::size_t Words> class VertexTable {
   explicit VertexTable(std::size_t expected) {
     std::size_t size = 1 << 8;
     while (size < 2 * expected) size *= 2;
-    clear(size);
+    reset(size);
   }
   std::int32_t find(const Key<Words>& key) const {
     for (std::size_t s = hash_words(key) & mask_;; s = (s + 1) & mask_) {
       if (slots_[s].vertex == 0 || same(slots_[s].key, key)) return slots_[s].vertex;
     }
   }
+  // Brings what `find` will look at on its way into the cache.
+  void prefetch(const Key<Words>& key) const { __builtin_prefetch(&slots_[hash_words(key) & mask_]); }
   std::int32_t find_or_add(const Key<Words>& key) {
     std::size_t s = hash_words(key) & mask_;
     for (; slots_[s].vertex != 0; s = (s + 1) & mask_)
@@ -115,19 +117,23 @@ template <std::size_t Words> class VertexTable {
     return static_cast<std::int32_t>(keys_.size());
   }
   const std::vector<Key<Words>>& keys() const { return keys_; }
+  void clear() {
+    keys_.clear();
+    std::fill_n(slots_.get(), mask_ + 1, Slot{});
+  }
 
  private:
   struct Slot {
     Key<Words> key{};
     std::int32_t vertex = 0;
   };
-  void clear(std::size_t size) {
+  void reset(std::size_t size) {
     slots_ = new_aligned<Slot>(size);
     std::fill_n(slots_.get(), size, Slot{});
     mask_ = size - 1;
   }
   void grow() {
-    clear(2 * (mask_ + 1));
+    reset(2 * (mask_ + 1));
     for (std::size_t v = 0; v < keys_.size(); ++v) {
       std::size_t s = hash_words(keys_[v]) & mask_;
       while (slots_[s].vertex != 0) s = (s + 1) & mask_;

@@ -347,3 +347,30 @@ def test_a_plan_refuses_to_go_back_from_nothing():
     plan.step_back(0, unary, unary, True, unary.copy(), by_mu)
     with pytest.raises(ValueError, match="wrong shape"):
         plan.step_back(0, unary, unary, True, unary.copy(), np.zeros((2, 3, 3)))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_lattice_built_in_tiles_is_the_same(threads):
+    """Large grids are embedded tile by tile, and long lines are gone through in pieces."""
+    shape = (190, 1500)
+    image = picture(shape, 4)
+    features = Bilateral(30, 20).grid_features(observe(shape, image), np.dtype(np.float32))
+    in_tiles = LatticeFilter(features, threads=threads)
+    in_order = LatticeFilter(features.dense(), threads=threads)
+    assert in_tiles.n_vertices == in_order.n_vertices
+    x = RNG.normal(size=(features.shape[0], 2)).astype(np.float32)
+    assert np.abs(in_tiles.apply(x) - in_order.apply(x)).max() < 1e-5
+    assert np.abs(in_tiles.diagonal() - in_order.diagonal()).max() < 1e-6
+
+
+def test_long_lines_are_fused_in_pieces(readable_only):
+    shape = (9, 2600)
+    image = picture(shape, 5)
+    unary = RNG.normal(size=(*shape, 3)).astype(np.float32)
+    crf = DenseCRF(3, [Pairwise(Spatial(3), Potts(2)), Pairwise(Bilateral(20, 20), Potts(3))])
+    options = {"max_iter": 4, "tol": 0.0, "filter": "lattice"}
+    fused = [crf.infer(image, unary, threads=t, **options).marginals for t in (1, 2)]
+    readable_only()
+    readable = crf.infer(image, unary, **options).marginals
+    for marginals in fused:
+        assert np.abs(marginals - readable).max() < 1e-5
