@@ -68,6 +68,8 @@ template <class T> struct BoundPlan {
   bool needs_old, needs_strength;
   int n_states = 0;
   bool is_back = false;  // whether a step back has left something to go on from
+  std::vector<std::size_t> n_features;  // of each term
+  std::vector<bool> wanted;             // whose derivatives by the features steps back sum up
   Plan<T> plan;
 };
 
@@ -166,6 +168,7 @@ template <class T> void bind_plan(nb::module_& m, const char* name) {
              require(n_labels > 0, "unary has no columns");
              std::vector<nb::object> kept{nb::cast(unary)};
              std::vector<PlanTerm<T>> given;
+             std::vector<std::size_t> n_features;
              for (const auto& [kernel, before, after, diagonal, mu] : terms) {
                auto* native = nb::cast<TableOperator<T>*>(kernel);
                require(native->n_points() == n, "a kernel has the wrong number of points");
@@ -176,6 +179,7 @@ template <class T> void bind_plan(nb::module_& m, const char* name) {
                given.push_back({native, data_or_null<T>(before, n), data_or_null<T>(after, n),
                                 data_or_null<T>(diagonal, n),
                                 std::vector<T>(mu.data(), mu.data() + mu.shape(0)), is_matrix});
+               n_features.push_back(static_cast<std::size_t>(native->n_features()));
                kept.push_back(kernel);
                for (const auto& scale : {before, after, diagonal})
                  if (scale) kept.push_back(nb::cast(*scale));
@@ -183,6 +187,7 @@ template <class T> void bind_plan(nb::module_& m, const char* name) {
              new (self) BoundPlan<T>{std::move(kept), n, n_labels, terms.size() + 1,
                                      static_cast<Update>(update) == Update::without_self,
                                      static_cast<Update>(update) != Update::softmax, 0, false,
+                                     std::move(n_features), {},
                                      Plan<T>(unary.data(), n, static_cast<int>(n_labels),
                                              std::move(given), static_cast<Update>(update), threads)};
            },
@@ -228,7 +233,25 @@ template <class T> void bind_plan(nb::module_& m, const char* name) {
              self.is_back = before >= 0;
            },
            "before"_a, "q"_a.noconvert(), "given"_a.noconvert().none(), "first"_a,
-           "total"_a.noconvert(), "by_mu"_a.noconvert());
+           "total"_a.noconvert(), "by_mu"_a.noconvert())
+      .def("want_features",
+           [](BoundPlan<T>& self, const std::vector<bool>& wanted) {
+             require(wanted.size() + 1 == self.kept_terms, "one answer a term");
+             nb::gil_scoped_release release;
+             self.plan.want_features(wanted);
+             self.wanted = wanted;
+           },
+           "wanted"_a)
+      .def("feature_gradient",
+           [](BoundPlan<T>& self, std::size_t term, OutMatrix<T> gradient, OutVector<T> own) {
+             require(term < self.wanted.size() && self.wanted[term], "not wanted");
+             require(gradient.shape(0) == self.n_points &&
+                         gradient.shape(1) == self.n_features[term] && own.shape(0) == self.n_points,
+                     "shapes differ");
+             nb::gil_scoped_release release;
+             self.plan.feature_gradient(static_cast<int>(term), gradient.data(), own.data());
+           },
+           "term"_a, "gradient"_a.noconvert(), "own"_a.noconvert());
 }
 
 template <class T> void bind_type(nb::module_& m, const char* suffix) {

@@ -95,25 +95,61 @@ typename TableOperator<T>::Rows Grid<T>::nodes_of_run(std::size_t begin, std::si
   return {static_cast<std::size_t>(low), static_cast<std::size_t>(high) + 2};
 }
 
-template <class T>
-void Grid<T>::open_run(std::size_t begin, std::size_t count, const T* from, T* to, int n_columns,
-                       T* lines, PassTerm<T>& term) const {
-  const std::size_t stride = padded_columns<T>(n_columns), at = begin % line_length();
-  const auto nodes = nodes_of_run(begin, count);
-  const std::size_t first = nodes.begin * stride, length = (nodes.end - nodes.begin) * stride;
-  T* const splatted = lines + line_rows() * stride;
+template <class T> void Grid<T>::open_points(std::size_t begin, PassTerm<T>& term) const {
+  const std::size_t at = begin % line_length();
   term.vertex = &vertex_[2 * at];
   term.weight = &weight_[2 * at];
   term.corners = 2;
+}
+
+template <class T>
+void Grid<T>::gather_run(const Corners& corners, std::size_t begin, std::size_t count, const T* table,
+                         int n_columns, T* lines) const {
+  const std::size_t stride = padded_columns<T>(n_columns);
+  const auto nodes = nodes_of_run(begin, count);
+  const T* rows[32];
+  for (int c = 0; c < corners.count; ++c) rows[c] = table + (corners.row[c] + nodes.begin) * stride;
+  kernels<T>().combine(rows, corners.weight, corners.count, (nodes.end - nodes.begin) * stride,
+                       lines + nodes.begin * stride);
+}
+
+template <class T>
+void Grid<T>::open_run(std::size_t begin, std::size_t count, const T* from, T* to, int n_columns,
+                       T* lines, PassTerm<T>& term) const {
+  const std::size_t stride = padded_columns<T>(n_columns);
+  T* const splatted = lines + line_rows() * stride;
+  open_points(begin, term);
   term.from = from ? lines : nullptr;
   term.to = to ? splatted : nullptr;
-  if (from) {
-    const Corners corners = corners_of_line(begin / line_length());
-    const T* rows[32];
-    for (int c = 0; c < corners.count; ++c) rows[c] = from + corners.row[c] * stride + first;
-    kernels<T>().combine(rows, corners.weight, corners.count, length, lines + first);
-  }
-  if (to) std::fill_n(splatted + first, length, T(0));
+  if (from) gather_run(corners_of_line(begin / line_length()), begin, count, from, n_columns, lines);
+  if (!to) return;
+  const auto nodes = nodes_of_run(begin, count);
+  std::fill(splatted + nodes.begin * stride, splatted + nodes.end * stride, T(0));
+}
+
+template <class T>
+void Grid<T>::open_view(int view, std::size_t begin, std::size_t count, const T* from, int n_columns,
+                        T* lines, PassTerm<T>& term) const {
+  open_points(begin, term);
+  term.from = lines;
+  const int derivative = view + 1 < dim() ? view : -1;
+  gather_run(corners_of_line(begin / line_length(), derivative), begin, count, from, n_columns, lines);
+}
+
+template <class T>
+void Grid<T>::chain_views(const std::vector<const T*>& dots, int threads, T* gradient, T* own) const {
+  const std::size_t d = axes_.size();
+  parallel_ranges(n_points(), threads, 1024, [&](int, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const T* weight = &weight_[2 * (i % line_length())];
+      for (std::size_t a = 0; a < d; ++a) {
+        const T* at = dots[a] + 2 * i;
+        const T sum = weight[0] * at[0] + weight[1] * at[1];
+        gradient[i * d + a] = a + 1 < d ? sum : static_cast<T>((at[1] - at[0]) / spacing);
+        if (a + 1 == d) own[i] = sum;
+      }
+    }
+  });
 }
 
 template <class T>

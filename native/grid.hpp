@@ -42,6 +42,13 @@ template <class T> class Grid : public TableOperator<T> {
                 PassTerm<T>& term) const override;
   void close_run(std::size_t begin, std::size_t count, T* to, int n_columns,
                  const PassTerm<T>& term) const override;
+  // A view for each axis, with the derivative along all but the last.
+  int n_features() const override { return dim(); }
+  int n_views() const override { return dim(); }
+  int view_corners() const override { return 2; }
+  void open_view(int view, std::size_t begin, std::size_t count, const T* from, int n_columns, T* lines,
+                 PassTerm<T>& term) const override;
+  void chain_views(const std::vector<const T*>& dots, int threads, T* gradient, T* own) const override;
 
  private:
   struct Axis {
@@ -60,6 +67,9 @@ template <class T> class Grid : public TableOperator<T> {
   void gather_line(const Corners& corners, const T* table, int n_columns, T* out) const;
   // Nodes along the last axis that `count` points from `begin` on use.
   typename TableOperator<T>::Rows nodes_of_run(std::size_t begin, std::size_t count) const;
+  void open_points(std::size_t begin, PassTerm<T>& term) const;
+  void gather_run(const Corners& corners, std::size_t begin, std::size_t count, const T* table,
+                  int n_columns, T* lines) const;
   void splat(const T* x, const T* scale, int n_columns, int threads, T* out);
   // out_i = product over axes of along[axis][i's place on it]
   void outer_product(const std::vector<std::vector<double>>& along, int threads, T* out) const;

@@ -119,6 +119,17 @@ struct PassSums {
   double free_energy = 0, self = 0, change = 0;
 };
 
+// What a step back adds to the derivatives by the weights that a term's points have at their corners:
+//   dots_ic += after_i sum_l factor_l (b_il of_q[vertex_ic, l] + q_il of_b[vertex_ic, l]).
+template <class T> struct BackView {
+  const std::int32_t* vertex;  // (count, corners)
+  int corners;
+  const T *of_q, *of_b;  // tables of the marginals before and of the b after this step; null: none
+  const T* after;        // (count,), null: ones
+  const T* factor;       // (padded_columns,), null: ones
+  T* dots;               // (count, corners)
+};
+
 // One step back (KK13 Algorithm 1) for `count` points: b_i = q_i (q_i'g_i - g_i) with g_i = sum_m
 // factor^(m) slice^(m)_i, or b as given; b is added to a total and splatted.
 template <class T> struct BackInput {
@@ -130,6 +141,8 @@ template <class T> struct BackInput {
   std::size_t count;
   int n_columns;
   bool first;      // whether the total starts here
+  const BackView<T>* views;
+  int n_views;
 };
 
 template <class T> struct Kernels {
@@ -166,7 +179,7 @@ template <class T> struct Kernels {
   StepSums (*step)(const StepInput<T>&, std::size_t begin, std::size_t end, T* scratch, T* q);
   // scratch holds pass_scratch padded rows.
   PassSums (*pass)(const PassInput<T>&, T* scratch);
-  void (*back)(const BackInput<T>&);
+  void (*back)(const BackInput<T>&, T* scratch);  // the same scratch
   // out[k] = sum_r factors[r] rows[r][k]
   void (*combine)(const T* const* rows, const T* factors, int n, std::size_t length, T* out);
   // out[k] += factor x[k]

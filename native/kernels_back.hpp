@@ -2,70 +2,134 @@
 // Included by kernels.cpp inside its per-target namespace, after kernels_pass.hpp.
 #pragma once
 
-// Rows [begin, end) of the run; see pass_points for `Inside` and the rows' last vectors.
-template <class V, int Fixed, bool Inside>
-void back_rows(const BackInput<typename Traits<V>::element>& in, std::size_t begin, std::size_t end) {
+// One step back over a run of points, a block of them at a time; see Pass for the blocks, the rows' last
+// vectors and `Inside`.
+template <class V, int Fixed, class Known> class Back {
+ public:
   using T = typename Traits<V>::element;
-  constexpr int width = Traits<V>::width;
-  const int n = padded_columns<T>(in.n_columns), last = n - width, tail = in.n_columns - last;
-  V real = {};
-  for (int k = 0; k < tail; ++k) real[k] = T(1);
-  for (std::size_t i = begin; i < end; ++i) {
-    const std::size_t offset = i * in.n_columns;
-    const auto read = [&](const T* rows, int c) __attribute__((always_inline)) {
-      const V value = Inside || c < last ? load<V>(rows + offset + c)
-                                         : load_first<V>(rows + offset + c, tail);
-      return c == last && real[width - 1] == T(0) ? (real > V{} ? value : V{}) : value;
-    };
-    const auto slice = [&](auto group, int first, V* g) __attribute__((always_inline)) {
+
+  [[gnu::always_inline]] Back(const BackInput<T>& in, T* scratch)
+      : in_(in), terms_(in), n_(Fixed > 0 ? Fixed * width : padded_columns<T>(in.n_columns)),
+        last_(n_ - width), tail_(in.n_columns - last_), slope_(scratch) {
+    for (int k = 0; k < tail_; ++k) real_[k] = 1;
+  }
+
+  [[gnu::always_inline]] void run() {
+    const std::size_t columns = in_.n_columns, spare = (n_ - columns + columns - 1) / columns;
+    const std::size_t inside = in_.count > spare ? in_.count - spare : 0;
+    std::size_t i = 0;
+    for (; i + pass_block <= inside; i += pass_block) block<true>(i, pass_block);
+    for (; i < in_.count; i += pass_block)
+      block<false>(i, static_cast<int>(in_.count - i < pass_block ? in_.count - i : pass_block));
+  }
+
+ private:
+  static constexpr int width = Traits<V>::width, groups = pass_block / width;
+
+  template <bool Inside> [[gnu::always_inline]] void block(std::size_t i, int count) {
+    T level[pass_block] = {};
+    if (!in_.given) {
+      V row[pass_block], folded[groups];
+      for (int p = 0; p < count; ++p) row[p] = slopes<Inside>(i + p, slope_ + p * n_);
+      fold_block(row, count, T(0), [](V a, V b) { return a + b; }, folded);
+      for (int k = 0; k < groups; ++k) store<V>(level + k * width, folded[k]);
+    }
+    for (int p = 0; p < count; ++p) finish<Inside>(i + p, level[p], slope_ + p * n_);
+  }
+
+  template <bool Inside> [[gnu::always_inline]] V read(const T* rows, std::size_t i, int c) const {
+    const T* at = rows + i * in_.n_columns + c;
+    const V value = Inside || c < last_ ? load<V>(at) : load_first<V>(at, tail_);
+    return c == last_ ? (real_ > V{} ? value : V{}) : value;
+  }
+
+  // g of one point; returns q g lane by lane.
+  template <bool Inside> [[gnu::always_inline]] V slopes(std::size_t i, T* slope) const {
+    V against = {};
+    for_groups<V, Fixed>(in_.n_columns, [&](auto group, int first) __attribute__((always_inline)) {
       constexpr int K = decltype(group)::value;
-      for (int k = 0; k < K; ++k) g[k] = V{};
-      for (int m = 0; m < in.n_terms; ++m) slice_row<V, K, 0>(in.terms[m], i, first, n, g);
-    };
-    V against = {};  // q'g, summed over all column groups before b can be formed
-    V kept[Fixed > 0 ? Fixed : 1] = {};  // g, where the whole row is one group
-    if (!in.given)
-      for_groups<V, Fixed>(in.n_columns, [&](auto group, int first) __attribute__((always_inline)) {
-        constexpr int K = decltype(group)::value;
-        V g[K];
-        slice(group, first, g);
-        for (int k = 0; k < K; ++k) {
-          against += read(in.q, first + k * width) * g[k];
-          if constexpr (Fixed > 0) kept[k] = g[k];
-        }
+      V g[K] = {};
+      terms_.each([&](const PassTerm<T>& term, auto corners) __attribute__((always_inline)) {
+        slice_row<V, K, decltype(corners)::value>(term, i, first, n_, g);
       });
-    const T level = sum_lanes<V>(against);
-    for_groups<V, Fixed>(in.n_columns, [&](auto group, int first) __attribute__((always_inline)) {
+      for (int k = 0; k < K; ++k) {
+        against += read<Inside>(in_.q, i, first + k * width) * g[k];
+        store<V>(slope + first + k * width, g[k]);
+      }
+    });
+    return against;
+  }
+
+  template <bool Inside>
+  [[gnu::always_inline]] void finish(std::size_t i, T level, const T* slope) const {
+    for_groups<V, Fixed>(in_.n_columns, [&](auto group, int first) __attribute__((always_inline)) {
       constexpr int K = decltype(group)::value;
-      V b[K] = {};
-      if constexpr (Fixed > 0)
-        for (int k = 0; k < K; ++k) b[k] = kept[k];
-      else if (!in.given)
-        slice(group, first, b);
+      V b[K], q[K];
       for (int k = 0; k < K; ++k) {
         const int c = first + k * width;
-        b[k] = in.given ? read(in.given, c) : read(in.q, c) * (level - b[k]);
-        T* at = in.total + offset + c;
-        const bool whole = Inside || c < last;
+        q[k] = read<Inside>(in_.q, i, c);
+        b[k] = in_.given ? read<Inside>(in_.given, i, c) : q[k] * (level - load<V>(slope + c));
+        T* at = in_.total + i * in_.n_columns + c;
+        const bool whole = Inside || c < last_;
         V sum = b[k];
-        if (!in.first) sum += whole ? load<V>(at) : load_first<V>(at, tail);
+        if (!in_.first) sum += whole ? load<V>(at) : load_first<V>(at, tail_);
         if (whole) store<V>(at, sum);
-        else store_first<V>(at, sum, tail);
+        else store_first<V>(at, sum, tail_);
       }
-      for (int m = 0; m < in.n_terms; ++m)
-        if (in.terms[m].to) splat_row<V, K, 0>(in.terms[m], i, first, n, b);
+      terms_.each([&](const PassTerm<T>& term, auto corners) __attribute__((always_inline)) {
+        if (term.to) splat_row<V, K, decltype(corners)::value>(term, i, first, n_, b);
+      });
+      for (int v = 0; v < in_.n_views; ++v) correlate_corners<K>(in_.views[v], i, first, b, q);
     });
   }
-}
 
-template <class T> void back(const BackInput<T>& in) {
+  template <int K>
+  void correlate_corners(const BackView<T>& view, std::size_t i, int first, const V* b,
+                         const V* q) const {
+    const int corners = view.corners;
+    const std::int32_t* vertex = view.vertex + i * corners;
+    T* dots = view.dots + i * corners;
+    const T after = view.after ? view.after[i] : T(1);
+    V by_b[K], by_q[K];
+    for (int k = 0; k < K; ++k) {
+      const V factor = view.factor ? after * load<V>(view.factor + first + k * width) : after - V{};
+      by_b[k] = factor * b[k];
+      by_q[k] = factor * q[k];
+    }
+    V sums[max_corners];
+    for (int c = 0; c < corners; ++c) {
+      const std::size_t offset = static_cast<std::size_t>(vertex[c]) * n_ + first;
+      V sum = {};
+      if (view.of_q)
+        for (int k = 0; k < K; ++k) sum += by_b[k] * load<V>(view.of_q + offset + k * width);
+      if (view.of_b)
+        for (int k = 0; k < K; ++k) sum += by_q[k] * load<V>(view.of_b + offset + k * width);
+      sums[c] = sum;
+    }
+    if (corners > width / 2 && corners <= width) {
+      for (int c = corners; c < width; ++c) sums[c] = V{};
+      const V total = fold_rows<V>(sums, [](V x, V y) { return x + y; });
+      for (int c = 0; c < corners; ++c) dots[c] += total[c];
+    } else {
+      for (int c = 0; c < corners; ++c) dots[c] += sum_lanes<V>(sums[c]);
+    }
+  }
+
+  static constexpr int max_corners = 32;
+  const BackInput<T> in_;
+  const Known terms_;
+  const int n_, last_, tail_;
+  T* slope_;
+  V real_ = {};  // 1 in the lanes of a row's last vector that hold labels
+};
+
+template <class T> void back(const BackInput<T>& in, T* scratch) {
   with_row_length<T>(in.n_columns, [&](auto v, auto fixed) {
+    using V = decltype(v);
     constexpr int K = decltype(fixed)::value;
-    const std::size_t columns = in.n_columns, n = padded_columns<T>(in.n_columns);
-    const std::size_t spare = (n - columns + columns - 1) / columns;
-    const std::size_t inside = in.count > spare ? in.count - spare : 0;
-    back_rows<decltype(v), K, true>(in, 0, inside);
-    back_rows<decltype(v), K, false>(in, inside, in.count);
+    if constexpr (K > 0 && sizeof(T) == 4)
+      if (Terms<T, 2, 6>::match(in)) return Back<V, K, Terms<T, 2, 6>>(in, scratch).run();
+    Back<V, K, Terms<T>>(in, scratch).run();
   });
 }
 

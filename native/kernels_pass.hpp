@@ -15,15 +15,15 @@ template <class T, int... Corners> struct Terms {
   static constexpr bool known = true;
   PassTerm<T> term[sizeof...(Corners)];
 
-  explicit Terms(const PassInput<T>& in) {
+  template <class Input> explicit Terms(const Input& in) {
     for (int m = 0; m < in.n_terms; ++m) term[m] = in.terms[m];
   }
-  static bool match(const PassInput<T>& in) {
+  template <class Input> static bool match(const Input& in) {
     constexpr int wanted[] = {Corners...};
     if (in.n_terms != static_cast<int>(sizeof...(Corners))) return false;
     for (int m = 0; m < in.n_terms; ++m)
       if (in.terms[m].corners != wanted[m] || !in.terms[m].before || !in.terms[m].after ||
-          in.terms[m].uniform == T(0) || !in.terms[m].to)
+          in.terms[m].uniform == T(0))
         return false;
     return true;
   }
@@ -38,7 +38,7 @@ template <class T> struct Terms<T> {
   const PassTerm<T>* term;
   int count;
 
-  explicit Terms(const PassInput<T>& in) : term(in.terms), count(in.n_terms) {}
+  template <class Input> explicit Terms(const Input& in) : term(in.terms), count(in.n_terms) {}
   template <class Body> [[gnu::always_inline]] void each(Body&& body) const {
     for (int m = 0; m < count; ++m) body(term[m], Count<0>{});
   }
@@ -387,8 +387,7 @@ template <class V, int Fixed, class Known, bool Plain> class Pass {
         }
       }
       terms_.each([&](const PassTerm<T>& term, auto corners) __attribute__((always_inline)) {
-        if (Known::known || term.to)
-          splat_row<V, K, decltype(corners)::value>(term, i, first, n_, q);
+        if (term.to) splat_row<V, K, decltype(corners)::value>(term, i, first, n_, q);
       });
     });
   }

@@ -135,6 +135,23 @@ void Lattice<T>::chain_to_features(std::size_t i, const double* by_weight, T* by
 }
 
 template <class T>
+void Lattice<T>::chain_views(const std::vector<const T*>& dots, int threads, T* gradient, T* own) const {
+  const std::size_t corners = dim_ + 1;
+  parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
+    double by_weight[max_lattice_dim + 1];
+    for (std::size_t i = begin; i < end; ++i) {
+      T sum = 0;
+      for (std::size_t c = 0; c < corners; ++c) {
+        by_weight[c] = dots[0][i * corners + c];
+        sum += weight_[i * corners + c] * dots[0][i * corners + c];
+      }
+      own[i] = sum;
+      chain_to_features(i, by_weight, gradient + i * dim_);
+    }
+  });
+}
+
+template <class T>
 void Lattice<T>::feature_gradient(const T* u, const T* u_scale, const T* v, const T* v_scale,
                                   int n_columns, int threads, T* gradient, T* filtered_u) {
   if (n_points_ == 0) return;
@@ -165,6 +182,7 @@ template void Lattice<float>::blur(const float*, int, int, float*);
 template void Lattice<float>::open_run(std::size_t, std::size_t, const float*, float*, int, float*,
                                       PassTerm<float>&) const;
 template void Lattice<float>::apply(const float*, const float*, const float*, int, int, float*);
+template void Lattice<float>::chain_views(const std::vector<const float*>&, int, float*, float*) const;
 template void Lattice<float>::chain_to_features(std::size_t, const double*, float*) const;
 template void Lattice<float>::feature_gradient(const float*, const float*, const float*, const float*, int, int, float*,
                                              float*);
@@ -173,6 +191,7 @@ template void Lattice<double>::blur(const double*, int, int, double*);
 template void Lattice<double>::open_run(std::size_t, std::size_t, const double*, double*, int, double*,
                                       PassTerm<double>&) const;
 template void Lattice<double>::apply(const double*, const double*, const double*, int, int, double*);
+template void Lattice<double>::chain_views(const std::vector<const double*>&, int, double*, double*) const;
 template void Lattice<double>::chain_to_features(std::size_t, const double*, double*) const;
 template void Lattice<double>::feature_gradient(const double*, const double*, const double*, const double*, int, int, double*,
                                              double*);

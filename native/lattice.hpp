@@ -59,6 +59,14 @@ template <class T> class Lattice : public TableOperator<T> {
   void open_run(std::size_t begin, std::size_t count, const T* from, T* to, int n_columns, T* lines,
                 PassTerm<T>& term) const override;
   void close_run(std::size_t, std::size_t, T*, int, const PassTerm<T>&) const override {}
+  int n_features() const override { return dim_; }
+  int n_views() const override { return 1; }
+  int view_corners() const override { return dim_ + 1; }
+  void open_view(int, std::size_t begin, std::size_t count, const T* from, int n_columns, T* lines,
+                 PassTerm<T>& term) const override {
+    open_run(begin, count, from, nullptr, n_columns, lines, term);
+  }
+  void chain_views(const std::vector<const T*>& dots, int threads, T* gradient, T* own) const override;
   std::size_t n_vertices() const { return n_vertices_; }
   int dim() const { return dim_; }
 

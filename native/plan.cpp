@@ -103,9 +103,8 @@ void Plan<T>::for_runs(const State* from, bool splat, Body&& body) {
       for (int m = 0; m < n_terms; ++m) {
         const PlanTerm<T>& term = terms_[m];
         PassTerm<T>& now = terms[m];
-        const T* table = !from ? nullptr : term.is_matrix ? from->folded[m].get()
-                                                          : from->blurred[m].get();
-        term.kernel->open_run(first, count, table, own[m], n_labels_, lines, now);
+        term.kernel->open_run(first, count, from ? table(*from, m) : nullptr, own[m], n_labels_, lines,
+                              now);
         lines += 2 * term.kernel->line_rows() * stride;
         now.before = term.before ? term.before + first : nullptr;
         now.after = term.after ? term.after + first : nullptr;
@@ -171,14 +170,85 @@ template <class T> PlanSums Plan<T>::step(int from, int to, const T* old, T* q) 
   return sums;
 }
 
+// Where the points of a run lie in the tables of q and of b, view by view.
+template <class T> class Plan<T>::Views {
+ public:
+  Views(Plan& plan, const State* of_q, const State* of_b)
+      : plan_(plan), of_q_(of_q), of_b_(of_b), lines_(plan.buffers_, plan.view_line_size()) {}
+
+  const std::vector<BackView<T>>& open(std::size_t begin, std::size_t count) {
+    views_.clear();
+    T* lines = lines_.data();
+    const std::size_t stride = padded_columns<T>(plan_.n_labels_);
+    for (std::size_t m = 0; m < plan_.dots_.size(); ++m) {
+      const PlanTerm<T>& term = plan_.terms_[m];
+      for (std::size_t v = 0; v < plan_.dots_[m].size(); ++v) {
+        PassTerm<T> points{};
+        const auto look = [&](const State* state) -> const T* {
+          if (!state) return nullptr;
+          term.kernel->open_view(static_cast<int>(v), begin, count, plan_.table(*state, m),
+                                 plan_.n_labels_, lines, points);
+          lines += term.kernel->line_rows() * stride;
+          return points.from;
+        };
+        const T *q_table = look(of_q_), *b_table = look(of_b_);
+        if (!q_table && !b_table) continue;
+        views_.push_back({points.vertex, points.corners, q_table, b_table,
+                          term.after ? term.after + begin : nullptr,
+                          term.is_matrix ? nullptr : plan_.factor_[m].data(),
+                          plan_.dots_[m][v].get() + begin * points.corners});
+      }
+    }
+    return views_;
+  }
+
+ private:
+  Plan& plan_;
+  const State *of_q_, *of_b_;
+  typename BufferPool<T>::Loan lines_;
+  std::vector<BackView<T>> views_;
+};
+
+template <class T> std::size_t Plan<T>::view_line_size() const {
+  std::size_t rows = 0;
+  for (std::size_t m = 0; m < dots_.size(); ++m) rows += 2 * dots_[m].size() * terms_[m].kernel->line_rows();
+  return rows * padded_columns<T>(n_labels_);
+}
+
+template <class T> void Plan<T>::want_features(const std::vector<bool>& wanted) {
+  dots_.clear();
+  dots_.resize(terms_.size());
+  for (std::size_t m = 0; m < terms_.size(); ++m)
+    for (int v = 0; wanted[m] && v < terms_[m].kernel->n_views(); ++v) {
+      const std::size_t size = n_points_ * terms_[m].kernel->view_corners();
+      dots_[m].push_back(new_aligned<T>(size));
+      T* dots = dots_[m].back().get();
+      parallel_ranges(size, threads_, 1 << 15, [&](int, std::size_t begin, std::size_t end) {
+        std::fill(dots + begin, dots + end, T(0));
+      });
+    }
+}
+
+template <class T> void Plan<T>::feature_gradient(int term, T* gradient, T* own) const {
+  std::vector<const T*> dots;
+  for (const auto& view : dots_[term]) dots.push_back(view.get());
+  terms_[term].kernel->chain_views(dots, threads_, gradient, own);
+}
+
 template <class T>
 void Plan<T>::step_back(int before, const T* q, const T* given, bool first, T* total, double* by_mu) {
   const bool goes_on = before >= 0;
-  for_runs(given ? nullptr : &back_[back_turn_], goes_on,
-           [&](int, std::size_t begin, std::size_t count, PassTerm<T>* terms, T*) {
+  const State* const after = given ? nullptr : &back_[back_turn_];
+  std::vector<std::unique_ptr<Views>> views(threads_);
+  for_runs(after, goes_on, [&](int part, std::size_t begin, std::size_t count, PassTerm<T>* terms,
+                               T* scratch) {
+    if (!views[part])
+      views[part] = std::make_unique<Views>(*this, goes_on ? &states_[before] : nullptr, after);
+    const auto& seen = views[part]->open(begin, count);
     const std::size_t offset = begin * n_labels_;
     kernels<T>().back({q + offset, given ? given + offset : nullptr, total + offset, terms,
-                       static_cast<int>(terms_.size()), count, n_labels_, first});
+                       static_cast<int>(terms_.size()), count, n_labels_, first, seen.data(),
+                       static_cast<int>(seen.size())}, scratch);
   });
   if (!goes_on) return;
   back_turn_ = 1 - back_turn_;

@@ -47,6 +47,12 @@ template <class T> class Plan {
   // sum_i b_i (K q_before)_i'; the start has none before it.
   void step_back(int before, const T* q, const T* given, bool first, T* total, double* by_mu);
 
+  // From here on steps back also sum up the derivatives by the features of the terms that are wanted.
+  void want_features(const std::vector<bool>& wanted);
+  // Those of one term: by the features (n_points, n_features) with the scales held fixed, and own_i =
+  // sum_l (u_il (K v)_il + v_il (K u)_il) of all summands u'Kv, which says how the scales matter.
+  void feature_gradient(int term, T* gradient, T* own) const;
+
  private:
   struct State {
     // of each term: B' S' q, and that times mu where mu is a matrix
@@ -59,6 +65,12 @@ template <class T> class Plan {
   // Calls body(part, begin, count, terms, scratch) for every run of points, with tables to slice from `from`
   // (null: none) and, if `splat`, tables to splat to, which end up summed in splatted_.
   template <class Body> void for_runs(const State* from, bool splat, Body&& body);
+  const T* table(const State& state, std::size_t m) const {  // with mu, but for factors, in it
+    return terms_[m].is_matrix ? state.folded[m].get() : state.blurred[m].get();
+  }
+  // What one run of a step back adds to the derivatives by the features.
+  class Views;
+  std::size_t view_line_size() const;
 
   const T* unary_;
   std::size_t n_points_;
@@ -73,6 +85,7 @@ template <class T> class Plan {
   std::vector<State> states_;
   State back_[2];  // of b, by turns
   int back_turn_ = 0;
+  std::vector<std::vector<AlignedArray<T>>> dots_;  // of each term and view, empty where not wanted
   std::vector<AlignedArray<T>> splatted_;  // of each term: S' q of the state being made
   BufferPool<T> buffers_;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "kernels.hpp"
 
@@ -37,6 +38,20 @@ template <class T> class TableOperator {
   // Brings what was splatted to the table.
   virtual void close_run(std::size_t begin, std::size_t count, T* to, int n_columns,
                          const PassTerm<T>& term) const = 0;
+
+  // Derivatives by the features go through the weights of the corners, seen in several views: with the
+  // weights' own derivative in place of some of the weights. The last view has the weights themselves.
+  virtual int n_features() const = 0;
+  virtual int n_views() const = 0;
+  virtual int view_corners() const = 0;
+  // The corners of the run's points in a view, `from` being the table; `lines` has room for line_rows
+  // padded rows.
+  virtual void open_view(int view, std::size_t begin, std::size_t count, const T* from, int n_columns,
+                         T* lines, PassTerm<T>& term) const = 0;
+  // gradient (n_points, n_features) from the derivatives dots[view] (n_points, view_corners) by the
+  // weights, and own_i = sum_c weight_ic dots_ic.
+  virtual void chain_views(const std::vector<const T*>& dots, int threads, T* gradient,
+                           T* own) const = 0;
 };
 
 }  // namespace crfield

@@ -301,35 +301,47 @@ def test_features_made_on_the_fly_are_the_dense_ones(image_type):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @given(
     n_labels=st.integers(2, 40), kind=st.sampled_from(["potts", "diagonal", "symmetric"]),
+    normalization=st.sampled_from(["symmetric", "none"]), dims=st.integers(1, 3),
     threads=st.integers(1, 3), n_iter=st.integers(0, 5), seed=st.integers(0, 10**6),
 )
-def test_fused_and_readable_gradients_agree(dtype, n_labels, kind, threads, n_iter, seed):
+def test_fused_and_readable_gradients_agree(
+    dtype, n_labels, kind, normalization, dims, threads, n_iter, seed
+):
     rng = np.random.default_rng(seed)
-    grid = (46, 49)
+    grid = [(2200,), (46, 49), (11, 14, 15)][dims - 1]
     truth = rng.integers(0, n_labels, grid)
     example = SyntheticExample(
         picture(grid, seed), rng.normal(0, 2, (*grid, n_labels)).astype(dtype), truth
     )
     crf = DenseCRF(n_labels, [
-        Pairwise(Spatial(rng.uniform(1, 6)), random_compatibility(kind, n_labels, rng)),
-        Pairwise(Bilateral(15, 20), random_compatibility(kind, n_labels, rng), 0.7),
+        Pairwise(
+            Spatial(rng.uniform(1, 6), normalization=normalization),
+            random_compatibility(kind, n_labels, rng), 1.0 if normalization == "symmetric" else 0.1,
+        ),
+        Pairwise(
+            Bilateral(15, 20, normalization=normalization),
+            random_compatibility(kind, n_labels, rng), 0.7 if normalization == "symmetric" else 0.02,
+        ),
     ])
     loss = LogLikelihood()
     totals = loss.weight_totals(truth.reshape(-1), n_labels)
     inference = Inference(n_iter=n_iter)
-    fused = unroll(crf, example, inference, threads, keep_states=True, widths=False)
-    readable = unroll(crf, example, inference, threads, keep_states=True, widths=True)
+    fused = unroll(crf, example, inference, threads, keep_states=True)
+    readable = unroll(crf, example, inference, threads, keep_states=True, fused=False)
     assert isinstance(fused.problem, Plan)
     assert isinstance(readable.problem, Problem)
     flat = truth.reshape(-1)
-    ours = backpropagate_fused(fused.problem, fused.trace, loss, flat, totals)
-    theirs = backpropagate(
-        readable.problem, readable.trace, loss, flat, totals, widths=[False, False]
-    )
+    wanted = [True, bool(rng.integers(2))]
+    ours = backpropagate_fused(fused.problem, fused.trace, loss, flat, totals, widths=wanted)
+    theirs = backpropagate(readable.problem, readable.trace, loss, flat, totals, widths=wanted)
     tolerance = 1e-5 if dtype == np.float32 else 1e-12
     assert np.abs(ours.unary - theirs.unary).max() <= tolerance * np.abs(theirs.unary).max()
     for a, b in zip(ours.compatibility, theirs.compatibility, strict=True):
         assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+    for a, b in zip(ours.features, theirs.features, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
 
 
 def test_a_plan_refuses_to_go_back_from_nothing():

@@ -42,17 +42,21 @@ class Gradients:
 
 
 def backpropagate_fused(
-    plan: Plan, trace: Sequence[State], loss: Loss, truth: Labels, totals: Totals
+    plan: Plan, trace: Sequence[State], loss: Loss, truth: Labels, totals: Totals, *,
+    widths: Sequence[bool],
 ) -> Gradients:
-    """`backpropagate` through the softmax updates of a plan, without the features' gradient."""
+    """`backpropagate` through the softmax updates of a plan."""
     n_labels = plan.unary.shape[1]
     unary = plan.arena.like(plan.unary)
     compatibility = np.zeros((len(plan.terms), n_labels, n_labels))
     b: FloatArray | None = loss.softmax_gradient(trace[-1].stored, truth, totals)
+    plan.want_features(widths)
     for state in reversed(trace):
         plan.step_back(state, b, state is trace[-1], unary, compatibility)
         b = None
-    return Gradients(unary, list(compatibility), [None] * len(plan.terms))
+    moved = len(trace) > 1
+    features = [plan.feature_gradient(m) if w and moved else None for m, w in enumerate(widths)]
+    return Gradients(unary, list(compatibility), features)
 
 
 def backpropagate(

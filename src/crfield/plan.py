@@ -131,6 +131,19 @@ class Plan:
         """
         self._native.step_back(state.number - 1, state.stored, given, first, total, by_mu)
 
+    def want_features(self, wanted: Sequence[bool]) -> None:
+        """Let steps back sum up the derivatives by the features of these terms."""
+        self._native.want_features(list(wanted))
+
+    def feature_gradient(self, index: int) -> FloatArray:
+        """The derivative by the features of a term, (N, D), from all steps back since."""
+        operator = self.terms[index].operator
+        assert isinstance(operator, TableFilter)
+        n = len(self.unary)
+        direct, own = np.empty((n, operator.n_features), operator.dtype), np.empty(n, operator.dtype)
+        self._native.feature_gradient(index, direct, own)
+        return operator.complete_gradient(direct, own)
+
     def rounding(self, free_energy: float) -> float:
         """By how much F may seem to rise without having risen."""
         return rounding(self.unary, free_energy)

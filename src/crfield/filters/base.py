@@ -164,7 +164,7 @@ class TableFilter(NormalizedFilter):
         self, native: Any, n: int, dim: int, dtype: np.dtype[Any], normalization: str,
         threads: int | None, *, scale: float,
     ) -> None:
-        self._dim = dim
+        self.n_features = dim
         self.n_vertices = native.n_vertices
         super().__init__(native, n, dtype, normalization, threads, scale=scale)
 
@@ -195,12 +195,21 @@ class TableFilter(NormalizedFilter):
         out: FloatArray | None,
     ) -> FloatArray:
         """The derivative of the filter itself, whose weights are piecewise linear in f."""
-        gradient = np.empty((self.n_variables, self._dim), self.dtype)
+        gradient = np.empty((self.n_variables, self.n_features), self.dtype)
         self._native.feature_gradient(u, u_scale, v, v_scale, gradient, out, self._threads)
         return gradient
 
+    def complete_gradient(self, direct: FloatArray, own: FloatArray) -> FloatArray:
+        """The derivative of sum u'Kv by the features from that with the scales held fixed.
+
+        own : (N,) sum_l (u * Kv + v * Ku), over all summands.
+        """
+        gradient = _NormalizedGradient(self)
+        gradient.add_sums(direct, own)
+        return gradient.total()
+
     def plain_diagonal_gradient(self, s: FloatArray) -> FloatArray:
-        gradient = np.empty((self.n_variables, self._dim), self.dtype)
+        gradient = np.empty((self.n_variables, self.n_features), self.dtype)
         self._native.diagonal_gradient(s, gradient, self._threads)
         return gradient
 
@@ -235,6 +244,12 @@ class _NormalizedGradient:
             self._add_by_scale(v, out)
         if operator.normalization in ("symmetric", "after"):
             self._add_by_scale(u, filtered)
+
+    def add_sums(self, direct: FloatArray, own: FloatArray) -> None:
+        """What `add` would have added for several u and v, both sides of a symmetric form at once."""
+        self._add_direct(direct)
+        if self._operator.normalization == "symmetric":
+            self._by_row_sum -= 0.5 * self._scale * own
 
     def add_diagonal(self, s: FloatArray) -> None:
         own = self._operator.plain_diagonal()

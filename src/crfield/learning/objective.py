@@ -96,11 +96,10 @@ class Unrolled:
 
 def unroll(
     model: DenseCRF, example: Example, inference: Inference, threads: int, *, keep_states: bool,
-    widths: bool = True, arena: Arena | None = None,
+    fused: bool = True, arena: Arena | None = None,
 ) -> Unrolled:
     """A fixed number of iterations on one image, without the safeguard, whose redone steps would
-    make the loss jump. What comes out lives in the arena, if one is given. With `widths`, the
-    states that are kept can be gone back through for the kernels' widths as well.
+    make the loss jump. What comes out lives in the arena, if one is given.
     """
     check_example(model, example)
     raw = as_floats(example.unary, "unary")
@@ -111,7 +110,7 @@ def unroll(
     terms = model.build_terms(observation, raw.dtype, inference.filter, 0.0, threads)
     problem = make_problem(
         centred, terms, inference.algorithm, threads, keep_states=keep_states, arena=arena,
-        fused=not keep_states or (inference.algorithm == "concave" and not widths),
+        fused=fused and (not keep_states or inference.algorithm == "concave"),
     )
     trace: list[State] = []
     n_iter = inference.n_iter if terms else 0  # independent variables are done at the start
@@ -144,8 +143,7 @@ def evaluate_image(
     """Infer on one image; go back through it if the totals of all images are given."""
     with lent_arena() as arena:
         run = unroll(
-            model, example, inference, threads, keep_states=totals is not None,
-            widths="kernel" in groups, arena=arena,
+            model, example, inference, threads, keep_states=totals is not None, arena=arena,
         )
         q, n_labels = run.marginals, model.n_labels
         truth = np.asarray(example.truth).reshape(-1)
@@ -160,17 +158,16 @@ def _gradient(
     run: Unrolled, loss: Loss, truth: NDArray[Any], totals: Totals, groups: Sequence[str]
 ) -> ModelGradient:
     terms = run.problem.terms
+    widths = ["kernel" in groups] * len(terms)
     if isinstance(run.problem, Plan):
-        found = backpropagate_fused(run.problem, run.trace, loss, truth, totals)
+        found = backpropagate_fused(run.problem, run.trace, loss, truth, totals, widths=widths)
     else:
-        found = backpropagate(
-            run.problem, run.trace, loss, truth, totals, widths=["kernel" in groups] * len(terms)
-        )
+        found = backpropagate(run.problem, run.trace, loss, truth, totals, widths=widths)
     n_labels = found.unary.shape[1]
     recalibration = np.zeros((n_labels, run.features.shape[1] + 1))
     if "unary" in groups:
         recalibration[:, :-1] = found.unary.T @ run.features
-        recalibration[:, -1] = found.unary.sum(0, dtype=np.float64)
+        recalibration[:, -1] = np.ones(len(found.unary), found.unary.dtype) @ found.unary
     return ModelGradient(
         recalibration,
         [np.asarray(g, np.float64) for g in found.compatibility],
