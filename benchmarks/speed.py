@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -18,6 +19,7 @@ from benchmarks.cases import (
 from benchmarks.measure import Candidates, Section, fastest, milliseconds, ratio, times
 from experiments.common import HAS_PYDENSECRF
 
+from crfield import InferenceResult
 from crfield._parallel import usable_cores
 
 ONE, ALL, THEIRS = "crfield, 1 thread", "crfield, all threads", "pydensecrf"
@@ -136,9 +138,8 @@ def two_images_at_once(scale: Scale) -> Section:
     if any(section.accepts(partial(check_case, case)) is None for case in pair):
         return section
 
-    def infer_all(cases: Sequence[Case]) -> None:
-        for case in cases:
-            case.infer()
+    def infer_all(cases: Sequence[Case]) -> list[InferenceResult]:
+        return [case.infer() for case in cases]
 
     # Each thread takes both, in opposite orders: one image may take longer than the other.
     shares = [pair, pair[::-1]]

@@ -313,15 +313,13 @@ def test_fused_and_readable_gradients_agree(
     example = SyntheticExample(
         picture(grid, seed), rng.normal(0, 2, (*grid, n_labels)).astype(dtype), truth
     )
+    weights = (1.0, 0.7) if normalization == "symmetric" else (0.1, 0.02)
     crf = DenseCRF(n_labels, [
-        Pairwise(
+        Pairwise(kernel, random_compatibility(kind, n_labels, rng), weight)
+        for kernel, weight in zip((
             Spatial(rng.uniform(1, 6), normalization=normalization),
-            random_compatibility(kind, n_labels, rng), 1.0 if normalization == "symmetric" else 0.1,
-        ),
-        Pairwise(
             Bilateral(15, 20, normalization=normalization),
-            random_compatibility(kind, n_labels, rng), 0.7 if normalization == "symmetric" else 0.02,
-        ),
+        ), weights, strict=True)
     ])
     loss = LogLikelihood()
     totals = loss.weight_totals(truth.reshape(-1), n_labels)

@@ -140,7 +140,8 @@ class Plan:
         operator = self.terms[index].operator
         assert isinstance(operator, TableFilter)
         n = len(self.unary)
-        direct, own = np.empty((n, operator.n_features), operator.dtype), np.empty(n, operator.dtype)
+        direct = np.empty((n, operator.n_features), operator.dtype)
+        own = np.empty(n, operator.dtype)
         self._native.feature_gradient(index, direct, own)
         return operator.complete_gradient(direct, own)
 

@@ -246,7 +246,7 @@ class _NormalizedGradient:
             self._add_by_scale(u, filtered)
 
     def add_sums(self, direct: FloatArray, own: FloatArray) -> None:
-        """What `add` would have added for several u and v, both sides of a symmetric form at once."""
+        """What `add` would have added for several u and v, for both sides of a symmetric K."""
         self._add_direct(direct)
         if self._operator.normalization == "symmetric":
             self._by_row_sum -= 0.5 * self._scale * own

@@ -6,6 +6,7 @@ import math
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Protocol, TypeVar
@@ -16,7 +17,14 @@ from numpy.typing import NDArray
 from crfield._arena import Arena, lent_arena
 from crfield._inputs import center_costs
 from crfield._parallel import usable_cores
-from crfield._validate import FloatArray, InputError, as_choice, as_count, as_floats
+from crfield._validate import (
+    FloatArray,
+    InputError,
+    as_choice,
+    as_count,
+    as_floats,
+    available_memory,
+)
 from crfield.dense import DenseCRF
 from crfield.features import observe
 from crfield.filters import METHODS
@@ -143,15 +151,51 @@ def evaluate_image(
     """Infer on one image; go back through it if the totals of all images are given."""
     with lent_arena() as arena:
         run = unroll(
-            model, example, inference, threads, keep_states=totals is not None, arena=arena,
+            model, example, inference, threads, keep_states=totals is not None, arena=arena
         )
-        q, n_labels = run.marginals, model.n_labels
-        truth = np.asarray(example.truth).reshape(-1)
-        void = 255 if loss.void is None else loss.void
-        confusion = confusion_matrix(truth, q.argmax(1), n_labels, void=void)
-        own = loss.totals(q, truth)
-        gradient = None if totals is None else _gradient(run, loss, truth, totals, groups)
-    return Evaluation(own, confusion, gradient)
+        return _evaluate(run, example, loss, totals, groups)
+
+
+def evaluate_at_once(
+    model: DenseCRF, examples: Sequence[Example], indices: Sequence[int], loss: Loss,
+    inference: Inference, groups: Sequence[str], threads: int,
+) -> list[Evaluation]:
+    """`evaluate_image` of images whose gradients need the totals of all of them.
+
+    Their states wait for the totals while there is memory to spare, which saves the images that
+    come first from being inferred twice.
+    """
+    spare = available_memory() / 8
+    waiting: dict[int, Unrolled] = {}
+    totals = []
+    with ExitStack() as stack:
+        for index in indices:
+            example = examples[index]
+            keep = spare > 0 and index not in waiting
+            with ExitStack() as until_totals:
+                arena = (stack if keep else until_totals).enter_context(lent_arena())
+                run = unroll(model, example, inference, threads, keep_states=keep, arena=arena)
+                totals.append(loss.totals(run.marginals, np.asarray(example.truth).reshape(-1)))
+            if keep:
+                waiting[index] = run
+                spare -= run.marginals.nbytes * (len(run.trace) + 3)
+        of_all = np.sum(totals, axis=0)
+        return [
+            _evaluate(waiting[index], examples[index], loss, of_all, groups) if index in waiting
+            else evaluate_image(model, examples[index], loss, inference, of_all, groups, threads)
+            for index in indices
+        ]
+
+
+def _evaluate(
+    run: Unrolled, example: Example, loss: Loss, totals: Totals | None, groups: Sequence[str]
+) -> Evaluation:
+    q = run.marginals
+    truth = np.asarray(example.truth).reshape(-1)
+    void = 255 if loss.void is None else loss.void
+    confusion = confusion_matrix(truth, q.argmax(1), q.shape[1], void=void)
+    gradient = None if totals is None else _gradient(run, loss, truth, totals, groups)
+    return Evaluation(loss.totals(q, truth), confusion, gradient)
 
 
 def _gradient(
@@ -242,19 +286,16 @@ class Objective:
         model = self.parameters.build(vector)
         chosen = range(len(self.examples)) if indices is None else indices
         if self.loss.separable:
-            totals = sum(
-                (
-                    self.loss.weight_totals(
-                        np.asarray(self.examples[i].truth).reshape(-1), model.n_labels
-                    )
-                    for i in chosen
-                ),
-                np.zeros(2),
+            entries = self._visit(model, chosen, self._weight_totals(model, chosen))
+        elif self.n_jobs == 1:
+            entries = evaluate_at_once(
+                model, self.examples, chosen, self.loss, self.inference, self.parameters.groups,
+                self._threads,
             )
         else:
             forward = self._visit(model, chosen, None)
             totals = np.sum([entry.totals for entry in forward], axis=0)
-        entries = self._visit(model, chosen, totals)
+            entries = self._visit(model, chosen, totals)
         gradient = reduce(operator.add, [entry.gradient for entry in entries if entry.gradient])
         grid_dim = np.asarray(self.examples[chosen[0]].truth).ndim
         away = vector - self.parameters.prior
@@ -264,6 +305,17 @@ class Objective:
             loss=loss,
             gradient=self.parameters.chain(vector, gradient, grid_dim) + 2.0 * self.decay * away,
             confusion=np.sum([entry.confusion for entry in entries], axis=0),
+        )
+
+    def _weight_totals(self, model: DenseCRF, chosen: Sequence[int]) -> Totals:
+        return sum(
+            (
+                self.loss.weight_totals(
+                    np.asarray(self.examples[i].truth).reshape(-1), model.n_labels
+                )
+                for i in chosen
+            ),
+            np.zeros(2),
         )
 
     def _visit(
