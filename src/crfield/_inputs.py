@@ -91,15 +91,20 @@ def as_start(
 def check_inference_memory(
     dtype: np.dtype[Any], n_labels: int, n_terms: int, observation: Observation
 ) -> None:
-    """Costs, two states, a filtered copy; a lattice's indices, weights and ranks a term."""
+    """Refuse at once what cannot fit even when fused (`crfield.plan`): costs that are centred, two
+    states; indices, weights and ranks of a lattice and scales for each term; features off the grid.
+    """
     n = observation.n_variables
     channels = 0 if observation.image is None else observation.image.size // math.prod(
         observation.grid
     )
     columns = sum(values.shape[1] for values in observation.features.values())
     dims = len(observation.grid) + channels + columns
-    per_variable = dtype.itemsize * n_labels * 8 + n_terms * (dims + 1) * (5 + dtype.itemsize)
-    per_variable += 8 * dims * 3
+    on_grid = observation.positions is None and observation.selected is None and not columns
+    per_term = (dims + 1) * (4 + dtype.itemsize) + 8 + 3 * dtype.itemsize
+    per_variable = 3 * dtype.itemsize * n_labels + n_terms * per_term
+    if not on_grid:
+        per_variable += 8 * dims * 3
     check_memory(
         float(n) * per_variable,
         f"Inference on {n} variables with {n_labels} labels",

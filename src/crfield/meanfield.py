@@ -109,6 +109,10 @@ class Problem:
         arena: Arena | None = None,
     ) -> None:
         n_labels = unary.shape[1]
+        check_memory(
+            6.0 * unary.nbytes, f"Inference on {len(unary)} variables with {n_labels} labels",
+            "work on a smaller image or on tiles",
+        )
         self.unary = unary
         self.terms = terms
         self.diagonals = [None if self_pairs else t.operator.diagonal() for t in terms]
