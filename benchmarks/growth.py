@@ -20,11 +20,12 @@ from benchmarks.measure import (
 from experiments.common import STANDARD
 
 from crfield.features import observe
-from crfield.filters import LatticeFilter
+from crfield.filters import GridFilter, TableFilter
 
 FLOAT_BYTES, INDEX_BYTES = 4, 4
 # Arithmetic of a softmax for each label: maximum, difference, exponential, sum, scaling.
 SOFTMAX_OPERATIONS = 25
+GRID_CORNERS = 2
 
 
 def growth(scale: Scale) -> Section:
@@ -70,11 +71,18 @@ def growth(scale: Scale) -> Section:
 
 
 @dataclass(frozen=True)
-class LatticeSize:
-    """One term's lattice: corners of a simplex, rows of the table of vertices."""
+class TableSize:
+    """One term's lattice or grid.
+
+    corners : rows of the table that a point sees: of its simplex, or of its line of a grid.
+    rows : of the table of vertices.
+    blur_operations : for each entry of the table: four an axis and order of a lattice, eight an
+        axis of a grid.
+    """
 
     corners: int
     rows: int
+    blur_operations: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Floor:
     cache_bytes : what goes through the caches: a row of the table for every corner of every point
         is read by the slice, and read and written by the splat.
     operations : a multiplication and an addition for each label and corner in both, the softmax,
-        and four for each entry of a table, axis and blur order.
+        and the blur.
     """
 
     memory_bytes: int
@@ -94,18 +102,20 @@ class Floor:
     operations: int
 
 
-def iteration_floor(n: int, n_labels: int, lattices: Sequence[LatticeSize]) -> Floor:
+def iteration_floor(n: int, n_labels: int, tables: Sequence[TableSize]) -> Floor:
     """The floor of N points and L labels with float32 tables, rows padded to 4 or 8 numbers."""
     width = 4 if n_labels <= 4 else 8
     row_bytes = FLOAT_BYTES * ((n_labels + width - 1) // width * width)
     memory = n * n_labels * FLOAT_BYTES
     cache, operations = 0, n * n_labels * SOFTMAX_OPERATIONS
-    for lattice in lattices:
-        memory += n * (lattice.corners * (INDEX_BYTES + FLOAT_BYTES) + 2 * FLOAT_BYTES)
-        memory += 2 * lattice.rows * row_bytes
-        cache += 3 * n * lattice.corners * row_bytes
-        operations += 4 * n * lattice.corners * n_labels
-        operations += 2 * 4 * lattice.rows * lattice.corners * n_labels
+    for table in tables:
+        # The corners along a grid's lines are the same for every line.
+        known = 0 if table.corners == GRID_CORNERS else table.corners * (INDEX_BYTES + FLOAT_BYTES)
+        memory += n * (known + 2 * FLOAT_BYTES)
+        memory += 2 * table.rows * row_bytes
+        cache += 3 * n * table.corners * row_bytes
+        operations += 4 * n * table.corners * n_labels
+        operations += table.blur_operations * table.rows * n_labels
     return Floor(memory, cache, operations)
 
 
@@ -118,21 +128,21 @@ def floors(scale: Scale) -> Section:
         case = photo_case(scale.photo, count)
         if section.accepts(partial(check_case, case)) is None:
             continue
-        lattices = lattice_sizes(case)
-        floor = iteration_floor(case.n_variables, count, lattices)
+        tables = table_sizes(case)
+        floor = iteration_floor(case.n_variables, count, tables)
         seconds = fastest(
             {"none": partial(case.infer, n_iter=0), "all": partial(case.infer)}, scale.repeats
         )
         each = (seconds["all"] - seconds["none"]) / ITERATIONS
         least = floor.memory_bytes / bandwidth
         rows.append([
-            case.name, ", ".join(f"{size.corners} x {size.rows}" for size in lattices),
+            case.name, ", ".join(f"{size.corners} x {size.rows}" for size in tables),
             f"{floor.memory_bytes / 1e6:.0f}", f"{floor.cache_bytes / 1e6:.0f}",
             f"{floor.operations / 1e6:.0f}", milliseconds(least), milliseconds(each),
             times(ratio(each, least)), f"{floor.operations / each / 1e9:.1f}" if each > 0 else "",
         ])
         figures.append({
-            "case": case.name, "lattices": [asdict(size) for size in lattices],
+            "case": case.name, "tables": [asdict(size) for size in tables],
             "floor": asdict(floor), "memory_seconds": least, "per_iteration": each,
         })
     section.add_table(
@@ -145,14 +155,19 @@ def floors(scale: Scale) -> Section:
     return section
 
 
-def lattice_sizes(case: Case) -> list[LatticeSize]:
-    """The lattices of the case's terms."""
+def table_sizes(case: Case) -> list[TableSize]:
+    """The tables that the case's terms work through."""
     observation = observe(case.unary.shape[:-1], case.image)
+    model = STANDARD.model(case.n_labels)
     sizes = []
-    for term in STANDARD.model(case.n_labels).terms:
-        features = term.kernel.scaled_features(observation).astype(np.float32)
-        lattice = LatticeFilter(features, normalization="none", threads=1)
-        sizes.append(LatticeSize(features.shape[1] + 1, int(lattice.n_vertices)))
+    for term in model.build_terms(observation, np.dtype(np.float32), "auto", 0.0, 1):
+        kernel = term.operator
+        assert isinstance(kernel, TableFilter)
+        dim = kernel.n_features
+        sizes.append(
+            TableSize(GRID_CORNERS, kernel.n_vertices, 8 * dim) if isinstance(kernel, GridFilter)
+            else TableSize(dim + 1, kernel.n_vertices, 2 * 4 * (dim + 1))
+        )
     return sizes
 
 

@@ -14,6 +14,8 @@ namespace {
 #include "kernels_exact.hpp"
 #include "kernels_lattice.hpp"
 #include "kernels_update.hpp"
+#include "kernels_self_pairs.hpp"
+#include "kernels_tables.hpp"
 #include "kernels_pass.hpp"
 #include "kernels_back.hpp"
 

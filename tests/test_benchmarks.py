@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import cases, growth, memory, run, speed  # noqa: E402
 from benchmarks.cases import TINY, Disagreement, photo_case, require_agreement  # noqa: E402
-from benchmarks.growth import LatticeSize, iteration_floor  # noqa: E402
+from benchmarks.growth import TableSize, iteration_floor, table_sizes  # noqa: E402
 from benchmarks.measure import (  # noqa: E402
     Section,
     copy_bandwidth,
@@ -120,12 +120,16 @@ def test_the_file_holds_numbers_only(tmp_path):
 
 
 def test_floors_count_what_is_said():
-    floor = iteration_floor(1000, 21, [LatticeSize(3, 10), LatticeSize(6, 20)])
-    assert floor.memory_bytes == 1000 * (84 + 72 + 16) + 2 * 30 * 96
-    assert floor.cache_bytes == 3 * 1000 * 9 * 96
-    assert floor.operations == 1000 * 21 * (25 + 4 * 9) + 8 * 21 * (3 * 10 + 6 * 20)
+    floor = iteration_floor(1000, 21, [TableSize(2, 10, 16), TableSize(6, 20, 48)])
+    assert floor.memory_bytes == 1000 * (84 + 48 + 16) + 2 * 30 * 96
+    assert floor.cache_bytes == 3 * 1000 * 8 * 96
+    assert floor.operations == 1000 * 21 * (25 + 4 * 8) + 21 * (16 * 10 + 48 * 20)
     assert iteration_floor(1, 2, []).memory_bytes == 8
     assert copy_bandwidth(1 << 12, 1) > 0
+    small = photo_case((60, 80), 2)
+    assert [(size.corners, size.blur_operations) for size in table_sizes(small)] == [
+        (2, 16), (6, 48)
+    ]
 
 
 def test_tiles_repeat_the_case():
@@ -134,7 +138,6 @@ def test_tiles_repeat_the_case():
     assert twice.image.shape == (92, 90, 3)
     assert twice.unary.flags.c_contiguous
     assert np.array_equal(twice.unary[46:, 45:], case.unary)
-    assert growth.lattice_sizes(case)[0].corners == 3
 
 
 def test_unknown_parts_are_refused(capsys):

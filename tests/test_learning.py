@@ -22,6 +22,7 @@ from crfield import (
 )
 from crfield.learning import GROUPS, Inference, Objective, Parameters, learn, make_loss
 from crfield.learning.learn import LOSSES
+from crfield.learning.objective import unroll
 
 pytest.importorskip("scipy")
 
@@ -73,6 +74,32 @@ def test_gradient_of_the_objective_by_every_parameter(algorithm, loss):
         step[i] = 1e-6
         numeric = (objective(x + step).value - objective(x - step).value) / 2e-6
         assert found[i] == pytest.approx(numeric, rel=2e-5, abs=2e-8), i
+
+
+@pytest.mark.parametrize("spare", [0.0, 1.0, 1e12])
+def test_states_that_wait_for_the_totals_change_nothing(monkeypatch, spare):
+    """IoU needs all images before any gradient; what is kept meanwhile depends on the memory."""
+    examples = images(4, size=(50, 45))  # large enough for the fused form
+    parameters = Parameters(full_model(), GROUPS)
+    loss, inference = make_loss("iou", examples, 3), Inference("concave", "lattice", 3)
+    wanted = Objective(parameters, examples, loss, inference, n_jobs=2)
+    alone = Objective(parameters, examples, loss, inference)
+    wanted._threads = alone._threads = 1
+    point = wanted(parameters.start)
+    monkeypatch.setattr("crfield.learning.objective.available_memory", lambda: spare)
+    kept = []
+    monkeypatch.setattr(
+        "crfield.learning.objective.unroll",
+        lambda *given, **options: kept.append(options["keep_states"]) or unroll(*given, **options),
+    )
+    ours = alone(parameters.start, [0, 1, 2, 3, 1])
+    assert kept[:5] == {0.0: [False] * 5, 1.0: [True] + [False] * 4}.get(
+        spare, [True, True, True, True, False]
+    )
+    ours = alone(parameters.start)
+    assert ours.value == point.value
+    assert np.array_equal(ours.gradient, point.gradient)
+    assert np.array_equal(ours.confusion, point.confusion)
 
 
 def test_gradient_goes_through_the_projection():
