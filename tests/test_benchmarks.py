@@ -13,7 +13,7 @@ if not (ROOT / "benchmarks").is_dir():
     pytest.skip("an sdist comes without the benchmarks", allow_module_level=True)
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import cases, growth, memory, run, speed  # noqa: E402
+from benchmarks import cases, memory, run, speed  # noqa: E402
 from benchmarks.cases import TINY, Disagreement, photo_case, require_agreement  # noqa: E402
 from benchmarks.growth import TableSize, iteration_floor, table_sizes  # noqa: E402
 from benchmarks.measure import (  # noqa: E402
