@@ -195,7 +195,7 @@ template <class T> void bind_plan(nb::module_& m, const char* name) {
       .def("step",
            [](BoundPlan<T>& self, int from, int to, std::optional<Matrix<T>> old,
               std::optional<OutMatrix<T>> q) {
-             require(from >= -1 && from < 1024 && to >= 0 && to < 1024 && from != to,
+             require(from >= -1 && from < self.n_states && to >= 0 && to <= self.n_states && from != to,
                      "unknown state");
              const auto fits = [&](const auto& array) {
                return !array || (array->shape(0) == self.n_points && array->shape(1) == self.n_labels);
@@ -399,6 +399,7 @@ bool share_one_heap() {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  m.def("drop_idle_blocks", [] { IdleBlocks::shared().drop_all(); });
   m.doc() = "Compiled core of crfield.";
   m.def("isa", &isa_name, "The instruction set that the hot loops were compiled for.");
   m.def("share_one_heap", &share_one_heap,

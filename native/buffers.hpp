@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -26,8 +27,8 @@ constexpr std::size_t block_alignment(std::size_t bytes) {
 }
 
 // Large blocks that were given back, for the next image: the system would have to clear their pages
-// again. Few are kept for ever; many are as long as they are asked for. Whoever cannot have the lock at once, such as a child of fork whose
-// parent held it, does without.
+// again. A few are kept for ever, more until `patience` others have come back since. Whoever cannot have
+// the lock at once, such as a child of fork whose parent held it, does without.
 class IdleBlocks {
  public:
   struct Block {
@@ -66,22 +67,37 @@ class IdleBlocks {
     idle_.erase(idle_.begin(), idle_.begin() + static_cast<std::ptrdiff_t>(n_dropped));
     idle_.push_back(block);
   }
+  void drop_all() {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return;
+    for (const Block& block : idle_) release(block);
+    idle_.clear();
+    total_ = 0;
+  }
   static void release(Block block) {
     ::operator delete(block.memory, std::align_val_t{block_alignment(block.bytes)});
   }
 
  private:
   static constexpr std::size_t few = std::size_t(128) << 20;
-  static constexpr std::uint64_t patience = 256;  // blocks given back, several images' worth
+  static constexpr std::uint64_t patience = 96;  // a few images' worth
   IdleBlocks() : most_(std::max(few, physical_memory() / 16)) {
     idle_.reserve(1024);  // so that giving back allocates nothing
   }
   static std::size_t physical_memory() {
 #if defined(_SC_PHYS_PAGES) && defined(_SC_PAGESIZE)
     const long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
-    if (pages > 0 && bytes > 0) return static_cast<std::size_t>(pages) * static_cast<std::size_t>(bytes);
-#endif
+    if (pages <= 0 || bytes <= 0) return 0;
+    auto most = static_cast<std::size_t>(pages) * static_cast<std::size_t>(bytes);
+    // A container may have less.
+    for (const char* name : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+      std::size_t limit = 0;
+      if (std::ifstream(name) >> limit) most = std::min(most, limit);
+    }
+    return most;
+#else
     return 0;
+#endif
   }
   const std::size_t most_;
   std::mutex mutex_;

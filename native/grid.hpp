@@ -17,7 +17,7 @@ namespace crfield {
 
 template <class T> class Grid : public TableOperator<T> {
  public:
-  // axes: coordinates along each axis, in standard deviations, finite.
+  // axes: coordinates along each axis, in standard deviations, finite and increasing.
   explicit Grid(const std::vector<std::vector<double>>& axes);
 
   // out = diag(post) K diag(pre) x for x (n_points, n_columns); null scales are ones.

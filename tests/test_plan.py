@@ -384,3 +384,14 @@ def test_long_lines_are_fused_in_pieces(readable_only):
     readable = crf.infer(image, unary, **options).marginals
     for marginals in fused:
         assert np.abs(marginals - readable).max() < 1e-5
+
+
+def test_many_states_can_be_kept():
+    example = SyntheticExample(
+        picture((50, 48), 0), RNG.normal(size=(50, 48, 2)).astype(np.float32), None
+    )
+    example.truth = np.zeros((50, 48), int)
+    crf = DenseCRF(2, [Pairwise(Spatial(6), Potts(1))])
+    run = unroll(crf, example, Inference(n_iter=1030), 1, keep_states=True)
+    assert isinstance(run.problem, Plan)
+    assert len(run.trace) == 1031

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from crfield import _native
 from crfield._validate import FloatArray
 
 _Key = tuple[tuple[int, ...], np.dtype[Any]]
@@ -60,5 +61,6 @@ def lent_arena() -> Iterator[Arena]:
 
 
 def drop_arenas() -> None:
-    """Give the memory of idle arenas back."""
+    """Give the memory of idle arenas and of the compiled core's idle blocks back."""
     _idle_arenas.clear()
+    _native.drop_idle_blocks()

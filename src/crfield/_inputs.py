@@ -45,23 +45,30 @@ def grid_of(shape: tuple[int, ...], n_labels: int, layout: str) -> tuple[int, ..
     return shape[1:] if first else shape[:-1]
 
 
-def as_costs(unary: NDArray[Any], layout: str, threads: int = 1) -> FloatArray:
-    """The unary as contiguous floats (*grid, L) of sane size."""
+def as_costs(
+    unary: NDArray[Any], layout: str, threads: int = 1
+) -> tuple[FloatArray, float | None]:
+    """The unary as contiguous floats (*grid, L) of sane size, and the largest if it is known."""
     ready = unary.dtype in (np.float32, np.float64) and unary.flags.c_contiguous
     if ready and layout == "channels_last" and unary.dtype.isnative:
         flat = unary.reshape(-1, unary.shape[-1])
-        if _native.largest(flat, threads) <= LARGEST_COST:  # False for NaN as well
-            return unary
+        most = _native.largest(flat, threads)
+        if most <= LARGEST_COST:  # False for NaN as well
+            return unary, most
     costs = _labels_last(as_floats(unary, "unary"), layout)
     check_magnitude(costs, "unary")
-    return costs
+    return costs, None
 
 
-def center_costs(costs: FloatArray, threads: int) -> tuple[FloatArray, float]:
+def center_costs(
+    costs: FloatArray, threads: int, most: float | None = None
+) -> tuple[FloatArray, float]:
     """Costs (N, L) whose numbers are small where labels are likely, and the sum of what was taken
     off: float32 has few digits to spare for a constant that changes nothing.
+
+    most : a bound on their magnitude, if one is known.
     """
-    if _native.largest(costs, threads) <= _SMALL_COST:
+    if (_native.largest(costs, threads) if most is None else most) <= _SMALL_COST:
         return costs, 0.0
     centred = np.empty_like(costs)
     return centred, _native.center_rows(costs, centred, threads)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield import _native
+
 FloatArray = NDArray[np.floating[Any]]
 
 
@@ -170,6 +172,9 @@ def shown(value: Any) -> str:
 def check_memory(n_bytes: float, purpose: str, remedy: str) -> None:
     """Refuse work that cannot fit in this machine's memory, before anything is allocated."""
     available = available_memory()
+    if n_bytes > available:
+        _native.drop_idle_blocks()  # which are there for the next image
+        available = available_memory()
     if n_bytes > available:
         raise InputError(
             f"{purpose} needs about {n_bytes / 2**30:.1f} GiB and {available / 2**30:.1f} GiB "

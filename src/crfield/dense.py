@@ -198,13 +198,12 @@ class DenseCRF:
         check_inference_memory(
             working_dtype(values), self.n_labels, len(self.terms), observation
         )
-        costs = self.recalibrate(
-            self.unary_features(as_costs(values, layout, n_threads), observation)
-        )
+        given, most = as_costs(values, layout, n_threads)
+        costs = self.recalibrate(self.unary_features(given, observation))
         start = None if init is None else as_start(init, costs, layout, observation)
 
         flat = observation.select(costs.reshape(-1, self.n_labels))
-        centred, offset = center_costs(flat, n_threads)
+        centred, offset = center_costs(flat, n_threads, most if costs is given else None)
         report = None if callback is None else _with_offset(callback, offset)
         terms = self.build_terms(observation, costs.dtype, filter, filter_tol, n_threads)
         guarded = check_guarantee(terms, algorithm, self.n_labels, check)
@@ -264,9 +263,8 @@ class DenseCRF:
         check_inference_memory(
             working_dtype(values), self.n_labels, len(self.terms), observation
         )
-        costs = self.recalibrate(
-            self.unary_features(as_costs(values, layout), observation)
-        )
+        given, _ = as_costs(values, layout, n_threads)
+        costs = self.recalibrate(self.unary_features(given, observation))
         chosen = observation.select(x.reshape(-1)).astype(np.intp)
         flat = observation.select(costs.reshape(-1, self.n_labels))
         onehot = np.zeros(flat.shape, costs.dtype)

@@ -263,6 +263,8 @@ def run_parallel(
         if guarded and not fresh.free_energy <= ceiling:
             readable = problem.readable()  # which can shift
             if state.marginals is None:
+                if trace is not None:
+                    trace.clear()
                 return run_parallel(
                     readable, init=init, max_iter=max_iter, tol=tol, guarded=guarded, trace=trace
                 )

@@ -68,13 +68,13 @@ class Plan:
                 operator.native, operator.pre, operator.post, diagonal,
                 np.ravel(term.weight * mu).astype(unary.dtype),
             ))
-        tables = sum(kernel.n_vertices for kernel, *_ in native_terms) * (n_labels + 8)
-        check_memory(
-            float(tables) * (4 + threads) * unary.dtype.itemsize,
-            f"Inference with {n_labels} labels and kernels of "
-            f"{' and '.join(str(kernel.n_vertices) for kernel, *_ in native_terms)} vertices",
-            "use wider kernels or tiles",
+        sizes = [kernel.n_vertices for kernel, *_ in native_terms]
+        self._table_bytes = float(sum(sizes)) * (n_labels + 8) * unary.dtype.itemsize
+        self._purpose = (
+            f"Inference with {n_labels} labels and kernels of {' and '.join(map(str, sizes))} "
+            "vertices"
         )
+        self._check_memory((4 + threads) * self._table_bytes)
         build = _native.Plan64 if unary.dtype == np.float64 else _native.Plan32
         self._native = build(unary, native_terms, _UPDATES[algorithm], threads)
         self._constant = 0.0
@@ -113,6 +113,8 @@ class Plan:
     def step(self, old: State, shift: float, *, store: bool) -> State:
         """The update from `old`; marginals are kept only if `store` says so."""
         assert shift == 0.0
+        if self._keep_states:
+            self._check_memory(2 * self._table_bytes + self.unary.nbytes)
         number = old.number + 1 if self._keep_states else 1 - old.number
         q = self._target(number, store)
         energy, own, change, pairs, _ = self._native.step(old.number, number, old.marginals, q)
@@ -148,6 +150,9 @@ class Plan:
     def rounding(self, free_energy: float) -> float:
         """By how much F may seem to rise without having risen."""
         return rounding(self.unary, free_energy)
+
+    def _check_memory(self, n_bytes: float) -> None:
+        check_memory(n_bytes, self._purpose, "use wider kernels or tiles")
 
     def _state(
         self, number: int, q: FloatArray | None, energy: float, own: float, pairs: Sequence[float],

@@ -172,19 +172,29 @@ def evaluate_at_once(
         for index in indices:
             example = examples[index]
             keep = spare > 0 and index not in waiting
+            before = available_memory()
             with ExitStack() as until_totals:
                 arena = (stack if keep else until_totals).enter_context(lent_arena())
                 run = unroll(model, example, inference, threads, keep_states=keep, arena=arena)
                 totals.append(loss.totals(run.marginals, np.asarray(example.truth).reshape(-1)))
             if keep:
                 waiting[index] = run
-                spare -= run.marginals.nbytes * (len(run.trace) + 3)
+                # Going back takes about half as much again.
+                states = run.marginals.nbytes * (len(run.trace) + 3)
+                spare -= 1.5 * max(states, before - available_memory())
         of_all = np.sum(totals, axis=0)
-        return [
-            _evaluate(waiting[index], examples[index], loss, of_all, groups) if index in waiting
-            else evaluate_image(model, examples[index], loss, inference, of_all, groups, threads)
-            for index in indices
-        ]
+        entries = []
+        for place, index in enumerate(indices):
+            if index in waiting:
+                again = index in indices[place + 1 :]
+                run = waiting[index] if again else waiting.pop(index)
+                entries.append(_evaluate(run, examples[index], loss, of_all, groups))
+                del run
+            else:
+                entries.append(evaluate_image(
+                    model, examples[index], loss, inference, of_all, groups, threads
+                ))
+        return entries
 
 
 def _evaluate(
