@@ -71,10 +71,10 @@ class CoupledSolver {
     const double most = *std::max_element(y.begin(), y.end());
     double total = 0;
     for (int l = 0; l < n_; ++l) total += std::exp(y[l] - most);
-    const double log_total = most + std::log(total);
+    const double log_total = std::log(total);
     double value = 0;
     for (int l = 0; l < n_; ++l) {
-      y[l] = std::max(y[l] - log_total, -1e30);
+      y[l] = std::max((y[l] - most) - log_total, -1e30);  // in this order: `most` may be huge
       p[l] = std::exp(y[l]);
       value += p[l] * (y[l] + e[l]);
     }

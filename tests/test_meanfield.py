@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 import reference
-from crfield import DenseCRF, Diagonal, FeatureKernel, InferenceStatus, Pairwise, Potts, Symmetric
+from crfield import (
+    Bilateral,
+    DenseCRF,
+    Diagonal,
+    FeatureKernel,
+    InferenceStatus,
+    Pairwise,
+    Potts,
+    Symmetric,
+)
 from crfield.filters import make_filter
 
 N_MODELS = int(os.environ.get("CRFIELD_RANDOM_MODELS", "1000"))
@@ -236,3 +245,16 @@ def test_statuses_and_stopping():
     assert np.abs(none.marginals - reference.softmax(-unary)).max() < 1e-12
     again = infer(init=done.marginals, max_iter=3, tol=1e-4)
     assert again.n_iter == 1
+
+
+def test_coupled_updates_sum_to_one_whatever_the_weight():
+    """Steps of 1e17 in log q: the constant that normalises them must not drown in them."""
+    rng = np.random.default_rng(5)
+    root = rng.normal(size=(6, 6))
+    mu = Symmetric(-3e13 * root @ root.T)
+    image = rng.uniform(0, 255, (7, 6, 3))
+    crf = DenseCRF(6, [Pairwise(Bilateral(3, 60, normalization="none"), mu)])
+    for dtype in (np.float32, np.float64):
+        unary = np.full((7, 6, 6), 0.5, dtype)
+        result = crf.infer(image, unary, algorithm="cccp", max_iter=4)
+        assert np.abs(result.marginals.sum(-1) - 1).max() < 1e-5
