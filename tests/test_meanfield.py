@@ -16,6 +16,7 @@ from crfield import (
     InferenceStatus,
     Pairwise,
     Potts,
+    Spatial,
     Symmetric,
 )
 from crfield.filters import make_filter
@@ -247,14 +248,19 @@ def test_statuses_and_stopping():
     assert again.n_iter == 1
 
 
-def test_coupled_updates_sum_to_one_whatever_the_weight():
-    """Steps of 1e17 in log q: the constant that normalises them must not drown in them."""
-    rng = np.random.default_rng(5)
-    root = rng.normal(size=(6, 6))
-    mu = Symmetric(-3e13 * root @ root.T)
-    image = rng.uniform(0, 255, (7, 6, 3))
-    crf = DenseCRF(6, [Pairwise(Bilateral(3, 60, normalization="none"), mu)])
-    for dtype in (np.float32, np.float64):
-        unary = np.full((7, 6, 6), 0.5, dtype)
-        result = crf.infer(image, unary, algorithm="cccp", max_iter=4)
+@pytest.mark.parametrize(("seed", "rank"), [(16, 5), (53, 7), (64, 5), (85, 6)])
+def test_coupled_updates_sum_to_one_whatever_the_weight(seed, rank):
+    """Huge steps in log q: the constant that normalises them must not drown in them."""
+    rng = np.random.default_rng(seed)
+    assert rng.integers(1, 9) == rank
+    weight = 10.0 ** rng.uniform(10, 17)
+    root = rng.normal(size=(9, rank))
+    image = rng.uniform(0, 255, (7, 2, 3))
+    crf = DenseCRF(9, [
+        Pairwise(Bilateral(3, 30, normalization="none"), Symmetric(-weight * root @ root.T)),
+        Pairwise(Spatial(2), Potts(0.2)),
+    ])
+    for filter in ("exact", "lattice"):
+        unary = np.full((7, 2, 9), 0.5, np.float32)
+        result = crf.infer(image, unary, algorithm="cccp", filter=filter, max_iter=4)
         assert np.abs(result.marginals.sum(-1) - 1).max() < 1e-5
