@@ -29,12 +29,13 @@ bench: install
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, driven by the Python tests.
 sanitize: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
-	$(BIN)/python -m pip install -q --no-deps --upgrade --target build/sanitized . \
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation --upgrade --target build/sanitized . \
 	    -C build-dir=build/sanitize -C cmake.define.CRFIELD_SANITIZE=ON -C install.strip=false
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	CRFIELD_RANDOM_MODELS=60 CRFIELD_EXAMPLES=10 $(BIN)/python -m pytest -p no:cacheprovider \
-	    tests/test_filters.py tests/test_meanfield.py tests/test_native.py tests/test_bad_input*.py
+	    tests/test_filters.py tests/test_meanfield.py tests/test_native.py tests/test_plan.py \
+	    tests/test_bad_input*.py
 
 # Random and hostile input to the public entry points; other seeds are other cases.
 fuzz: install
@@ -42,7 +43,7 @@ fuzz: install
 
 # The thread pool and the lattice under ThreadSanitizer, used by many threads at once and after a fork.
 thread-check: $(BIN)/python
-	$(BIN)/python -m pip install -q cmake
+	$(BIN)/python -m pip install -q --group build
 	$(BIN)/cmake -S . -B build/thread -DCRFIELD_THREAD_CHECK=ON -DCMAKE_BUILD_TYPE=Release
 	$(BIN)/cmake --build build/thread --parallel 2
 	build/thread/crfield_thread_check
@@ -51,8 +52,11 @@ thread-check: $(BIN)/python
 wheels:
 	$(PYTHON) tools/try_wheels.py
 
+# What builds the package comes from the same environment every time: with a fresh one for each build
+# nothing that is compiled could be used again.
 install: $(BIN)/python
-	$(BIN)/python -m pip install -q -c constraints.txt .
+	$(BIN)/python -m pip install -q --group build
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation .
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
