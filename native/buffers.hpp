@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -13,9 +12,6 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
-#endif
-#if defined(__unix__) || defined(__APPLE__)
-#include <unistd.h>
 #endif
 
 namespace crfield {
@@ -67,6 +63,11 @@ class IdleBlocks {
     idle_.erase(idle_.begin(), idle_.begin() + static_cast<std::ptrdiff_t>(n_dropped));
     idle_.push_back(block);
   }
+  // Up to so many bytes may be kept for a while.
+  void limit(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    most_ = std::max(few, bytes);
+  }
   void drop_all() {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return;
@@ -81,25 +82,8 @@ class IdleBlocks {
  private:
   static constexpr std::size_t few = std::size_t(128) << 20;
   static constexpr std::uint64_t patience = 96;  // a few images' worth
-  IdleBlocks() : most_(std::max(few, physical_memory() / 16)) {
-    idle_.reserve(1024);  // so that giving back allocates nothing
-  }
-  static std::size_t physical_memory() {
-#if defined(_SC_PHYS_PAGES) && defined(_SC_PAGESIZE)
-    const long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
-    if (pages <= 0 || bytes <= 0) return 0;
-    auto most = static_cast<std::size_t>(pages) * static_cast<std::size_t>(bytes);
-    // A container may have less.
-    for (const char* name : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-      std::size_t limit = 0;
-      if (std::ifstream(name) >> limit) most = std::min(most, limit);
-    }
-    return most;
-#else
-    return 0;
-#endif
-  }
-  const std::size_t most_;
+  IdleBlocks() { idle_.reserve(1024); }  // so that giving back allocates nothing
+  std::size_t most_ = few;
   std::mutex mutex_;
   std::vector<Block> idle_;  // the oldest first
   std::size_t total_ = 0;

@@ -70,14 +70,6 @@ typename Grid<T>::Corners Grid<T>::corners_of_line(std::size_t line, int derivat
 }
 
 template <class T>
-void Grid<T>::gather_line(const Corners& corners, const T* table, int n_columns, T* out) const {
-  const std::size_t stride = padded_columns<T>(n_columns);
-  const T* rows[32];
-  for (int c = 0; c < corners.count; ++c) rows[c] = table + corners.row[c] * stride;
-  kernels<T>().combine(rows, corners.weight, corners.count, line_rows() * stride, out);
-}
-
-template <class T>
 typename TableOperator<T>::Rows Grid<T>::rows_of_lines(std::size_t begin, std::size_t end) const {
   if (begin == end) return {0, 0};
   if (dim() == 1) return {0, n_nodes_};
@@ -221,7 +213,7 @@ void Grid<T>::apply(const T* x, const T* pre, const T* post, int n_columns, int 
   parallel_ranges(n_lines_, threads, 1, [&](int, std::size_t begin, std::size_t end) {
     typename BufferPool<T>::Loan line(buffers_, line_rows() * stride);
     for (std::size_t l = begin; l < end; ++l) {
-      gather_line(corners_of_line(l), blurred.data(), n_columns, line.data());
+      gather_run(corners_of_line(l), l * length, length, blurred.data(), n_columns, line.data());
       kernels<T>().slice(points, line.data(), T(1), post ? post + l * length : nullptr, 0, length,
                          n_columns, out + l * length * n_columns);
     }
@@ -317,8 +309,8 @@ void Grid<T>::feature_gradient(const T* u, const T* u_scale, const T* v, const T
       const std::size_t first = l * length, offset = first * n_columns;
       for (int a = 0; a < dim(); ++a) {
         const Corners corners = corners_of_line(l, a);
-        gather_line(corners, from_u.data(), n_columns, line_u);
-        gather_line(corners, from_v.data(), n_columns, line_v);
+        gather_run(corners, first, length, from_u.data(), n_columns, line_u);
+        gather_run(corners, first, length, from_v.data(), n_columns, line_v);
         std::fill_n(by_corner.data(), 2 * length, T(0));
         kernels<T>().correlate(points, {u + offset, at(u_scale, first), line_v},
                                {v + offset, at(v_scale, first), line_u}, T(1), 0, length,

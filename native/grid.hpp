@@ -64,10 +64,10 @@ template <class T> class Grid : public TableOperator<T> {
   };
   // `derivative` names an axis along which the weights' derivative stands in for the weights, or -1.
   Corners corners_of_line(std::size_t line, int derivative = -1) const;
-  void gather_line(const Corners& corners, const T* table, int n_columns, T* out) const;
   // Nodes along the last axis that `count` points from `begin` on use.
   typename TableOperator<T>::Rows nodes_of_run(std::size_t begin, std::size_t count) const;
   void open_points(std::size_t begin, PassTerm<T>& term) const;
+  // The line of nodes between those of the corners, as far as `count` points from `begin` on use it.
   void gather_run(const Corners& corners, std::size_t begin, std::size_t count, const T* table,
                   int n_columns, T* lines) const;
   void splat(const T* x, const T* scale, int n_columns, int threads, T* out);

@@ -13,9 +13,9 @@ namespace {
 // float has room for the position within a simplex only while coordinates are small.
 constexpr double largest_for_float = 2048.0;
 
-// Large grids are embedded tile by tile, pieces of so many points of a line and as many lines as make up
-// so many points: a tile's vertices fit into a table that stays in the cache.
-constexpr std::size_t longest_piece = 512, tile_points = std::size_t(1) << 17;
+// Large grids are embedded tile by tile, pieces of as many lines as make up so many points: a tile's
+// vertices fit into a table that stays in the cache.
+constexpr std::size_t tile_points = std::size_t(1) << 17;
 
 // A simplex is its remainder-0 vertex and the order of the residuals, one byte a coordinate.
 template <std::size_t Words, std::size_t Codes> struct Simplex {
@@ -166,7 +166,7 @@ void Lattice<T>::build(const Features& features, const KeyLayout& layout, int th
       return;
     }
     share.table = std::make_unique<VertexTable<Words>>((end - begin) / 16);
-    const std::size_t width = length <= 2 * longest_piece ? length : longest_piece;
+    const std::size_t width = piece_length(length);
     const std::size_t height = std::max<std::size_t>(1, tile_points / width);
     std::vector<std::int32_t> number;  // in the share's table of each vertex of the tile
     for (std::size_t top = begin / length; top * length < end; top += height)

@@ -11,9 +11,6 @@ namespace {
 
 // Points of a line where no term knows of lines.
 constexpr std::size_t default_line = 1024;
-// Long lines are taken in pieces of so many points, each with those below it, so that the rows of the
-// tables that belong to one place are used while they are in the cache.
-constexpr std::size_t longest_piece = 512;
 
 }  // namespace
 
@@ -47,7 +44,7 @@ Plan<T>::Plan(const T* unary, std::size_t n_points, int n_labels, std::vector<Pl
     if (std::all_of(term.mu.begin(), term.mu.end(), same)) uniform_.back() = factor_.back()[0];
   }
   if (line_length_ == 0) line_length_ = default_line;
-  run_length_ = line_length_ <= 2 * longest_piece ? line_length_ : longest_piece;
+  run_length_ = piece_length(line_length_);
 }
 
 template <class T> void Plan<T>::allocate(State& fresh) {

@@ -8,6 +8,13 @@
 
 namespace crfield {
 
+// Long lines of a grid are taken in pieces of so many points, each with those below it, so that the rows
+// of the tables that belong to one place are used while they are in the cache.
+constexpr std::size_t longest_piece = 512;
+constexpr std::size_t piece_length(std::size_t line_length) {
+  return line_length <= 2 * longest_piece ? line_length : longest_piece;
+}
+
 template <class T> class TableOperator {
  public:
   virtual ~TableOperator() = default;

@@ -217,3 +217,8 @@ def _container_limit() -> float:
         except (OSError, ValueError):  # no such group, or "max"
             continue
     return math.inf
+
+
+# Memory that the compiled core may hold on to between images.
+if math.isfinite(available_memory()):
+    _native.limit_idle_blocks(int(available_memory() / 16))

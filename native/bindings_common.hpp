@@ -1,0 +1,35 @@
+// What the files that bind the core to Python share: array types and checks.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+
+namespace crfield {
+
+namespace nb = nanobind;
+
+template <class T> using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using Tensor = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+template <class T> using OutVector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using OutMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using Scale = std::optional<Vector<T>>;
+
+inline void require(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+inline void require_threads(int threads) { require(threads >= 1 && threads <= 1024, "threads out of range"); }
+
+template <class T> const T* data_or_null(const Scale<T>& scale, std::size_t n) {
+  if (!scale) return nullptr;
+  require(scale->shape(0) == n, "scale has the wrong length");
+  return scale->data();
+}
+
+void bind_plans(nb::module_& m);
+
+}  // namespace crfield
