@@ -43,7 +43,8 @@ def growth(scale: Scale) -> Section:
         name: case.infer for name, case in every.items()
         if section.accepts(partial(check_case, case)) is not None
     }
-    seconds = fastest(candidates, scale.repeats)
+    # One after the other: between turns a system may take back the memory of the large ones.
+    seconds = {name: fastest({name: run}, scale.repeats)[name] for name, run in candidates.items()}
 
     rows = []
     for case in by_size:
@@ -103,8 +104,8 @@ class Floor:
 
 
 def iteration_floor(n: int, n_labels: int, tables: Sequence[TableSize]) -> Floor:
-    """The floor of N points and L labels with float32 tables, rows padded to 4 or 8 numbers."""
-    width = 4 if n_labels <= 4 else 8
+    """The floor of N points and L labels with float32 tables, rows padded to 2, 4 or 8 numbers."""
+    width = 2 if n_labels <= 2 else 4 if n_labels <= 4 else 8
     row_bytes = FLOAT_BYTES * ((n_labels + width - 1) // width * width)
     memory = n * n_labels * FLOAT_BYTES
     cache, operations = 0, n * n_labels * SOFTMAX_OPERATIONS

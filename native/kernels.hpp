@@ -12,7 +12,8 @@ namespace crfield {
 
 // Bytes per vector of a row with this many entries: short rows waste less in short vectors.
 template <class T> constexpr int row_vector_bytes(int n_columns) {
-  return n_columns * static_cast<int>(sizeof(T)) <= 16 ? 16 : 32;
+  const int bytes = n_columns * static_cast<int>(sizeof(T));
+  return bytes <= 8 && sizeof(T) == 4 ? 8 : bytes <= 16 ? 16 : 32;
 }
 template <class T> constexpr int padded_columns(int n_columns) {
   const int width = row_vector_bytes<T>(n_columns) / static_cast<int>(sizeof(T));

@@ -137,7 +137,7 @@ template <class T>
 void gram(const T* x, const T* y, std::size_t n_rows, int n_columns, T* scratch, double* out) {
   constexpr std::size_t block = 64;  // short sums in T, long ones in double
   const int n = padded_columns<T>(n_columns);
-  using V = typename Lanes<T, 16>::type;
+  using V = ShortestVector<T>;
   constexpr int width = Traits<V>::width;
   for (int k = 0; k < n_columns * n; ++k) out[k] = 0;
   for (std::size_t begin = 0; begin < n_rows; begin += block) {

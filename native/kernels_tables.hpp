@@ -26,7 +26,7 @@ template <class T>
 void column_dots(const T* x, const T* y, std::size_t n_rows, int n_padded, double* out) {
   constexpr std::size_t block = 32;  // short sums in T, long ones in double
   for (int c = 0; c < n_padded; ++c) out[c] = 0;
-  using V = typename Lanes<T, 16>::type;
+  using V = ShortestVector<T>;
   constexpr int width = Traits<V>::width;
   for (std::size_t begin = 0; begin < n_rows; begin += block) {
     const std::size_t end = begin + block < n_rows ? begin + block : n_rows;
@@ -45,7 +45,7 @@ void column_dots(const T* x, const T* y, std::size_t n_rows, int n_padded, doubl
 
 template <class T>
 double row_sum_dot(const T* x, const T* y, std::size_t n_rows, int n_padded) {
-  using V = typename Lanes<T, 16>::type;
+  using V = ShortestVector<T>;
   double total = 0;
   for (std::size_t r = 0; r < n_rows; ++r) {
     V of_x = {}, of_y = {};
@@ -59,30 +59,36 @@ double row_sum_dot(const T* x, const T* y, std::size_t n_rows, int n_padded) {
 }
 
 // Along the middle axis of (outer, n, inner): out[o, k] = sum_s taps[|s|] in[o, k + s], |s| <= 2. `inner`
-// is a whole number of vectors. Rows are numbered o * n + k.
+// is a whole number of the shortest vectors. Rows are numbered o * n + k.
 template <class T>
 void blur_axis(const T* in, const T* taps, std::size_t n, std::size_t inner, std::size_t begin,
                std::size_t end, T* out) {
-  using V = typename Lanes<T, 16>::type;  // the shortest that rows are padded to
-  for (std::size_t row = begin; row < end; ++row) {
-    const std::size_t at = row % n;
-    const T* centre = in + row * inner;
-    T* target = out + row * inner;
-    if (at >= 2 && at + 2 < n) {
-      for (std::size_t k = 0; k < inner; k += Traits<V>::width)
-        store<V>(target + k,
-                 taps[0] * load<V>(centre + k) +
-                     taps[1] * (load<V>(centre + k - inner) + load<V>(centre + k + inner)) +
-                     taps[2] * (load<V>(centre + k - 2 * inner) + load<V>(centre + k + 2 * inner)));
+  using Long = typename Lanes<T, 32>::type;
+  using Short = ShortestVector<T>;
+  for (std::size_t row = begin; row < end;) {
+    const std::size_t at = row % n, from = row * inner;
+    if (at >= 2 && at + 2 < n) {  // rows that have all their neighbours, together
+      const std::size_t last = row - at + n - 2, to = (last < end ? last : end) * inner;
+      const auto at_once = [&](auto v, std::size_t k) {
+        using V = decltype(v);
+        store<V>(out + k, taps[0] * load<V>(in + k) +
+                              taps[1] * (load<V>(in + k - inner) + load<V>(in + k + inner)) +
+                              taps[2] * (load<V>(in + k - 2 * inner) + load<V>(in + k + 2 * inner)));
+      };
+      std::size_t k = from;
+      for (; k + Traits<Long>::width <= to; k += Traits<Long>::width) at_once(Long{}, k);
+      for (; k < to; k += Traits<Short>::width) at_once(Short{}, k);
+      row = to / inner;
       continue;
     }
-    const V none = {};
-    for (std::size_t k = 0; k < inner; k += Traits<V>::width)
-      store<V>(target + k,
-               taps[0] * load<V>(centre + k) +
-                   taps[1] * ((at >= 1 ? load<V>(centre + k - inner) : none) +
-                              (at + 1 < n ? load<V>(centre + k + inner) : none)) +
-                   taps[2] * ((at >= 2 ? load<V>(centre + k - 2 * inner) : none) +
-                              (at + 2 < n ? load<V>(centre + k + 2 * inner) : none)));
+    const Short none = {};
+    for (std::size_t k = from; k < from + inner; k += Traits<Short>::width)
+      store<Short>(out + k,
+                   taps[0] * load<Short>(in + k) +
+                       taps[1] * ((at >= 1 ? load<Short>(in + k - inner) : none) +
+                                  (at + 1 < n ? load<Short>(in + k + inner) : none)) +
+                       taps[2] * ((at >= 2 ? load<Short>(in + k - 2 * inner) : none) +
+                                  (at + 2 < n ? load<Short>(in + k + 2 * inner) : none)));
+    ++row;
   }
 }

@@ -24,6 +24,7 @@ template <class V> struct Traits;  // from a vector type back to its element and
     using unaligned = typename Lanes<T, Bytes>::unaligned;         \
     static constexpr int width = Lanes<T, Bytes>::width;           \
   };
+CRFIELD_TRAITS(float, 8)
 CRFIELD_TRAITS(float, 16)
 CRFIELD_TRAITS(float, 32)
 CRFIELD_TRAITS(float, 64)

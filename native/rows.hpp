@@ -18,14 +18,21 @@ template <class V, class Body> void for_column_groups(int n_columns, Body&& body
     else body(Count<1>{}, first);
   }
 }
+// Every padded row is a whole number of these.
+template <class T> using ShortestVector = typename Lanes<T, row_vector_bytes<T>(1)>::type;
 // Calls body(V{}) with the vector type that rows of n_columns entries are padded to.
 template <class T, class Body> void with_row_vector(int n_columns, Body&& body) {
-  if (row_vector_bytes<T>(n_columns) == 16) body(typename Lanes<T, 16>::type{});
+  const int bytes = row_vector_bytes<T>(n_columns);
+  if constexpr (sizeof(T) == 4)
+    if (bytes == 8) return body(typename Lanes<T, 8>::type{});
+  if (bytes == 16) body(typename Lanes<T, 16>::type{});
   else body(typename Lanes<T, 32>::type{});
 }
 // The same and the number of those vectors as a Count<>, 0 where there are more than four.
 template <class T, class Body> void with_row_length(int n_columns, Body&& body) {
   using Wide = typename Lanes<T, 32>::type;
+  if constexpr (sizeof(T) == 4)
+    if (row_vector_bytes<T>(n_columns) == 8) return body(typename Lanes<T, 8>::type{}, Count<1>{});
   if (row_vector_bytes<T>(n_columns) == 16) return body(typename Lanes<T, 16>::type{}, Count<1>{});
   switch (padded_columns<T>(n_columns) / Traits<Wide>::width) {
 #ifndef CRFIELD_FEW_LENGTHS  // sanitizers take minutes to compile each
