@@ -76,12 +76,11 @@ template <class T> class Lattice : public TableOperator<T> {
   void splat_and_blur(const T* x, const T* scale, int n_columns, int threads, T* out);
   void blur_order(const T* in, bool reversed, int n_columns, int threads, T* spare, T* out) const;
   std::int32_t walk(std::int32_t start, std::uint32_t axes, bool forward) const;
-  void list_walks(std::int32_t at, std::uint32_t done, int next, bool forward,
-                  std::uint64_t& listed) const;
   // The sets of axes that can be walked along from a vertex, a bit each.
   struct Walks {
     std::uint64_t forward, backward;
   };
+  std::vector<Walks> list_walks(int threads) const;
   void simplex_gram(std::size_t i, T* gram) const;
   template <int Corners> void listed_gram(std::size_t i, const Walks* walks, T* gram) const;
   template <int Corners, class Body> void for_each_listed_gram(int threads, Body&& body) const;

@@ -1,6 +1,8 @@
 // The diagonal of the lattice's operator, exactly, and its derivative by the features.
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <vector>
 
 #include "lattice.hpp"
 #include "thread_pool.hpp"
@@ -18,16 +20,22 @@ std::int32_t Lattice<T>::walk(std::int32_t start, std::uint32_t axes, bool forwa
   return start;
 }
 
-// Adds to `listed` the bit of every set of axes, those of `done` and any from `next` on, that `walk`
-// can take; `at` is where it is after `done`.
-template <class T>
-void Lattice<T>::list_walks(std::int32_t at, std::uint32_t done, int next, bool forward,
-                            std::uint64_t& listed) const {
-  listed |= std::uint64_t(1) << done;
-  for (int axis = next; axis <= dim_; ++axis) {
-    const std::int32_t reached = neighbour_[(axis * (n_vertices_ + 1) + at) * 2 + forward];
-    if (reached) list_walks(reached, done | 1u << axis, axis + 1, forward, listed);
+// For each vertex the sets of axes that `walk` can take from it, as bits: set s is bit s. With the axes
+// from k on, those without k can be taken as with the axes from k + 1 on, and those with k where the
+// neighbour along k can go on; adding axis k to set s makes it set s + 2^k.
+template <class T> auto Lattice<T>::list_walks(int threads) const -> std::vector<Walks> {
+  std::vector<Walks> walks(n_vertices_ + 1, Walks{1, 1}), longer(n_vertices_ + 1);
+  walks[0] = longer[0] = {0, 0};
+  for (int axis = dim_; axis >= 0; --axis) {
+    const std::int32_t* pairs = &neighbour_[static_cast<std::size_t>(axis) * (n_vertices_ + 1) * 2];
+    parallel_ranges(n_vertices_, threads, 4096, [&](int, std::size_t begin, std::size_t end) {
+      for (std::size_t v = begin + 1; v <= end; ++v)
+        longer[v] = {walks[v].forward | walks[pairs[2 * v + 1]].forward << (1 << axis),
+                     walks[v].backward | walks[pairs[2 * v]].backward << (1 << axis)};
+    });
+    walks.swap(longer);
   }
+  return walks;
 }
 
 // gram[a, b] = blur from vertex a to vertex b of point i's simplex, made symmetric. Vertex c + 1
@@ -84,10 +92,14 @@ void Lattice<T>::listed_gram(std::size_t i, const Walks* walks, T* gram) const {
   const auto both = [](std::uint64_t x, std::uint64_t y, std::uint32_t axes) {
     return (x >> axes & 1) + (y >> axes & 1);
   };
-  T gain[Corners + 1][3];  // of so many steps, for none, one or two such walks
-  for (int steps = 0; steps <= Corners; ++steps)
-    for (int walks_taken = 0; walks_taken < 3; ++walks_taken)
-      gain[steps][walks_taken] = stay / T(1 << steps) * T(walks_taken);
+  // Of so many steps, for none, one or two such walks.
+  static constexpr auto gain = [] {
+    std::array<std::array<T, 3>, Corners + 1> found{};
+    for (int steps = 0; steps <= Corners; ++steps)
+      for (int taken = 0; taken < 3; ++taken)
+        found[steps][taken] = T(taken) / T(1 << (Corners + steps));
+    return found;
+  }();
   for (int a = 0; a < Corners; ++a) {
     gram[a * Corners + a] = stay + gain[Corners][both(of[a].forward, of[a].backward, all)];
     for (int b = a + 1; b < Corners; ++b) {
@@ -102,20 +114,14 @@ void Lattice<T>::listed_gram(std::size_t i, const Walks* walks, T* gram) const {
 template <class T>
 template <int Corners, class Body>
 void Lattice<T>::for_each_listed_gram(int threads, Body&& body) const {
-  std::vector<Walks> walks(n_vertices_ + 1, Walks{0, 0});
-  parallel_ranges(n_vertices_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
-    for (std::size_t v = begin + 1; v <= end; ++v) {
-      list_walks(static_cast<std::int32_t>(v), 0, 0, true, walks[v].forward);
-      list_walks(static_cast<std::int32_t>(v), 0, 0, false, walks[v].backward);
-    }
-  });
+  const std::vector<Walks> walks = list_walks(threads);
   // Neighbouring points share simplices: the latest are remembered by their first vertex and ranks.
   struct Known {
     std::int32_t vertex = 0;
     std::uint64_t ranks = 0;
     T gram[Corners * Corners];
   };
-  constexpr std::size_t n_known = 512;
+  constexpr std::size_t n_known = 2048;
   parallel_ranges(n_points_, threads, 256, [&](int, std::size_t begin, std::size_t end) {
     std::vector<Known> known(n_known);
     for (std::size_t i = begin; i < end; ++i) {
