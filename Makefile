@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 OUTPUT ?= demo_output
 SECONDS ?= 60
 SEED ?= 0
+# `make test TORCH=no` leaves PyTorch, and the tests of `crfield.nn`, out.
+TORCH ?= yes
 
 .PHONY: demo test lint bench sanitize fuzz thread-check wheels install clean
 
@@ -14,6 +16,7 @@ demo: install
 test: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
 	-$(BIN)/python -m pip install -q -c constraints.txt --group peer
+	[ "$(TORCH)" = no ] || $(BIN)/python -m pip install -q -c constraints.txt --group torch
 	$(BIN)/python -m pytest
 
 lint: install

@@ -266,6 +266,8 @@ bool share_one_heap() {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // What lives until the interpreter goes (in the graph of a network, say) is not lost.
+  nb::set_leak_warnings(false);
   using nb::literals::operator""_a;
   m.doc() = "Compiled core of crfield.";
   m.def("isa", &isa_name, "The instruction set that the hot loops were compiled for.");

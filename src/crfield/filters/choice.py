@@ -16,7 +16,7 @@ from crfield.kernels import LARGEST_FEATURE, Kernel
 METHODS = ("auto", "lattice", "exact")
 
 # Up to here the exact sum takes no longer than building a lattice.
-_SMALL = 2048
+SMALL = 2048
 
 
 def make_filter(
@@ -51,7 +51,7 @@ def make_filter(
             )
     gaussian = kernel.shape == "gaussian"
     if method == "auto":
-        fits = gaussian and features.shape[0] > _SMALL and features.shape[1] <= MAX_DIM
+        fits = gaussian and features.shape[0] > SMALL and features.shape[1] <= MAX_DIM
         method = "exact" if not fits else "grid" if GridFilter.suits(features) else "lattice"
     if method == "exact":
         dense = features.dense() if isinstance(features, GridFeatures) else features

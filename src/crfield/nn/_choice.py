@@ -1,0 +1,55 @@
+"""The one place that chooses how a kernel is summed on tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from crfield._validate import InputError
+from crfield.filters.choice import SMALL
+from crfield.filters.lattice import MAX_DIM
+from crfield.nn._grid import Grid, GridLayout
+from crfield.nn._lattice import Lattice
+from crfield.nn._operators import NormalizedOperator, PairOperator
+from crfield.nn._pairs import PairSum
+from crfield.nn._settings import Settings, TermSettings
+
+
+def build_operator(
+    features: Tensor, term: TermSettings, settings: Settings, n_images: int, dtype: torch.dtype
+) -> NormalizedOperator:
+    """The operator of a term: grid, lattice or exact."""
+    if term.shape != "gaussian":
+        raise InputError(
+            f"kernels on a GPU are Gaussian, got shape {term.shape!r}; use the CPU for this model."
+        )
+    dim = len(settings.grid) if term.on_grid else features.shape[-1]
+    method = settings.method
+    plain: PairOperator
+    if method == "auto":  # what `crfield.filters.make_filter` would choose
+        method = "lattice"
+        if math.prod(settings.grid) <= SMALL or dim > MAX_DIM:
+            method = "exact"
+        elif term.on_grid:
+            layout = GridLayout(features, settings.grid)
+            if layout.suits:
+                plain = Grid(
+                    features, layout, n_images, dtype, deterministic=settings.deterministic
+                )
+                return NormalizedOperator(plain, term.normalization)
+    points = dense_features(features, settings.grid, n_images) if term.on_grid else features
+    points = points.to(dtype).contiguous()
+    if method == "exact":
+        plain = PairSum(points, tol=settings.tol)
+    else:
+        plain = Lattice(points, deterministic=settings.deterministic)
+    return NormalizedOperator(plain, term.normalization)
+
+
+def dense_features(axes: Tensor, grid: Sequence[int], n_images: int) -> Tensor:
+    """Coordinates along the axes as one row a point, (B, N, d)."""
+    points = torch.stack(torch.meshgrid(*axes.split(list(grid)), indexing="ij"), -1)
+    return points.reshape(1, -1, len(grid)).expand(n_images, -1, -1)

@@ -1,0 +1,122 @@
+"""Scaled features of kernels on tensors, differentiable by widths and images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from crfield._validate import InputError
+from crfield.kernels import Bilateral, FeatureKernel, Kernel, Spatial
+
+
+def scaled_features(
+    kernel: Kernel, widths: Mapping[str, Tensor], grid: Sequence[int], spacing: Sequence[float],
+    image: Tensor | None, features: Mapping[str, Tensor], like: Tensor,
+) -> Tensor:
+    """Features (B, N, D) divided by the widths, or coordinates along all axes of the grid.
+
+    widths : for each of the kernel's fields numbers, or the Cholesky factor of a covariance.
+    image : (B, C, *grid), or None; features : named, (B, D, *grid).
+    like : (B, N, L), for dtype, device and the number of images.
+    """
+    if isinstance(kernel, FeatureKernel):
+        values = _given(kernel, features, grid, like)
+        return _divide(values, next(iter(widths.values())))
+    axes = [
+        step * torch.arange(n, dtype=like.dtype, device=like.device)
+        for step, n in zip(spacing, grid, strict=True)
+    ]
+    if isinstance(kernel, Spatial):
+        sigma = widths["sigma"]
+        if sigma.ndim < 2:
+            each = sigma.expand(len(grid))
+            return torch.cat([axis / width for axis, width in zip(axes, each, strict=True)])
+        return _divide(_positions(axes, like), sigma)
+    assert isinstance(kernel, Bilateral)
+    positions, colors = _positions(axes, like), _colors(kernel, image, grid, like)
+    if kernel.covariance is not None:
+        return _divide(torch.cat([positions, colors], -1), widths["covariance"])
+    return torch.cat(
+        [_divide(positions, widths["sigma_xy"]), _divide(colors, widths["sigma_color"])], -1
+    )
+
+
+def is_on_grid(kernel: Kernel) -> bool:
+    """Whether `scaled_features` are coordinates along the axes."""
+    return isinstance(kernel, Spatial) and getattr(kernel.sigma, "ndim", 0) < 2
+
+
+def _positions(axes: Sequence[Tensor], like: Tensor) -> Tensor:
+    points = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(axes))
+    return points.expand(len(like), -1, -1)
+
+
+def _divide(values: Tensor, widths: Tensor) -> Tensor:
+    if widths.ndim < 2:
+        return values / widths
+    whitened = torch.linalg.solve_triangular(widths, values.transpose(-1, -2), upper=False)
+    return whitened.transpose(-1, -2)
+
+
+def _colors(kernel: Bilateral, image: Tensor | None, grid: Sequence[int], like: Tensor) -> Tensor:
+    """Image values (B, N, C) on the scale of the widths."""
+    if image is None:
+        raise InputError(
+            "image must be given to a layer with a Bilateral kernel, got None; pass (B, C, *grid)."
+        )
+    if image.shape[:1] + image.shape[2:] != (len(like), *grid) or image.shape[1] == 0:
+        raise InputError(
+            f"image must have shape ({len(like)}, C, {', '.join(map(str, grid))}) to match the "
+            f"logits, got {tuple(image.shape)}; give both one size."
+        )
+    values = image.to(like).flatten(2).transpose(1, 2)
+    if kernel.color_scale is not None:
+        values = values * kernel.color_scale
+    elif image.dtype.is_floating_point:
+        # As for arrays, images within [0, 1] are taken for such; decided without waiting for a GPU.
+        low, high = values.detach().amin((1, 2)), values.detach().amax((1, 2))
+        unit = (low >= 0.0) & (high <= 1.0)
+        values = values * torch.where(unit, 255.0, 1.0).to(like)[:, None, None]
+    return rgb_to_lab(values) if kernel.color_space == "lab" else values
+
+
+def _given(
+    kernel: FeatureKernel, features: Mapping[str, Tensor], grid: Sequence[int], like: Tensor
+) -> Tensor:
+    if kernel.name not in features:
+        given = ", ".join(sorted(features)) or "none"
+        raise InputError(
+            f"features must hold {kernel.name!r}, got {given}; "
+            f"pass features={{{kernel.name!r}: tensor of shape (B, {kernel.dim}, *grid)}}."
+        )
+    values = features[kernel.name]
+    if values.shape != (len(like), kernel.dim, *grid):
+        raise InputError(
+            f"features[{kernel.name!r}] must have shape {(len(like), kernel.dim, *grid)}, got "
+            f"{tuple(values.shape)}; match the kernel's dim and the logits."
+        )
+    return values.to(like).flatten(2).transpose(1, 2)
+
+
+def rgb_to_lab(rgb: Tensor) -> Tensor:
+    """CIE Lab (D65) of sRGB values (..., 3) in 0..255, as `crfield.features.rgb_to_lab`."""
+    if rgb.shape[-1] != 3:
+        raise InputError(
+            f"image must have 3 channels for Lab colour, got {rgb.shape[-1]}; "
+            'pass RGB images or use color_space="rgb".'
+        )
+    s = (rgb / 255.0).clamp(0.0, 1.0)
+    linear = torch.where(s <= 0.04045, s / 12.92, ((s.clamp_min(0.04045) + 0.055) / 1.055) ** 2.4)
+    to_xyz = rgb.new_tensor(
+        [[0.4124564, 0.3575761, 0.1804375],
+         [0.2126729, 0.7151522, 0.0721750],
+         [0.0193339, 0.1191920, 0.9503041]]
+    )
+    xyz = linear @ (to_xyz / to_xyz.sum(1, keepdim=True)).T
+    edge = 6.0 / 29.0
+    root = xyz.clamp_min(edge**3) ** (1.0 / 3.0)
+    f = torch.where(xyz > edge**3, root, xyz / (3 * edge**2) + 4.0 / 29.0)
+    x, y, z = f.unbind(-1)
+    return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], -1)

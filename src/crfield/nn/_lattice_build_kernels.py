@@ -1,0 +1,216 @@
+"""Triton kernels that build the permutohedral lattice; the plain-torch form is in `_lattice_build`.
+
+Vertices are found through a hash table with open addressing: `state` holds the number of vertices
+so far, a mark for "too small", and then the table's keys, EMPTY where there is none. Everything
+starts as EMPTY = -1, so that one fill prepares a build.
+"""
+
+# ruff: noqa: RUF005 -- kernels can add tuples but not unpack them
+# Triton has no types to check kernels by.
+# mypy: disable-error-code="assignment, import-untyped, no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from crfield.nn import _table_kernels
+from crfield.nn._lattice_build import KeyLayout, Structure, axis_scales
+
+# Where the hash table starts: real images have some fifteen points a vertex.
+START_SLOTS_PER_POINT = 0.5
+START_SLOTS = 4096
+_GROWTH = 8
+_LANES = 128
+_EMPTY = tl.constexpr(-1)
+_NEVER = tl.constexpr(-2)  # no key, so that comparing with it swaps nothing
+_MAX_PROBES = tl.constexpr(64)  # more mean that the table is too small
+
+
+@triton.jit
+def _first_slot(key, mask):
+    mixed = key * -7046029254386353131  # 2^64 / golden ratio
+    mixed = mixed ^ (mixed >> 32)
+    return mixed & mask
+
+
+@triton.jit
+def _insert(key, inside, state, mask, number, key_of):
+    """The slot of each lane's key, added where it is new; new vertices are numbered from 1."""
+    keys = state + 2
+    slot = _first_slot(key, mask)
+    pending = inside
+    probes = 0
+    while tl.max(pending.to(tl.int32), 0) > 0:
+        found = tl.load(keys + slot, mask=pending, other=_NEVER, cache_modifier=".cg")
+        is_empty = pending & (found == _EMPTY)
+        # Few points meet a new vertex; the others need no atomic operation.
+        if tl.max(is_empty.to(tl.int32), 0) > 0:
+            expected = tl.where(is_empty, _EMPTY, _NEVER).to(tl.int64)
+            swapped = tl.atomic_cas(keys + slot, expected, key, sem="relaxed")
+            is_new = is_empty & (swapped == _EMPTY)
+            found = tl.where(is_new, key, tl.where(is_empty, swapped, found))
+            taken = is_new.to(tl.int64)
+            # The count starts at -1, and numbers at 1.
+            last = tl.atomic_add(state, tl.sum(taken, 0), sem="relaxed") + 1
+            own = last + tl.cumsum(taken, 0)
+            tl.store(number + slot, own.to(tl.int32), mask=is_new)
+            tl.store(key_of + own, key, mask=is_new)
+        pending = pending & (found != key)
+        probes += 1
+        if probes >= _MAX_PROBES:
+            if tl.max(pending.to(tl.int32), 0) > 0:
+                tl.store(state + 1, 1)
+            pending = pending & (probes < _MAX_PROBES)
+        slot = tl.where(pending, (slot + 1) & mask, slot)
+    return slot
+
+
+@triton.jit(do_not_specialize=["n", "n_points", "mask"])
+def _embed(
+    features, layout, state, number, key_of, slots, weight, ranks, n, n_points, mask,
+    DIM: tl.constexpr, SCALES: tl.constexpr, WORK: tl.constexpr, ROUNDER: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """`_lattice_build.embed` of a point a lane, and its vertices' slots in the hash table."""
+    CORNERS: tl.constexpr = DIM + 1
+    point = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    inside = point < n
+    partial = tl.zeros((LANES,), WORK)
+    elevated = ()
+    for step in tl.static_range(DIM):
+        feature = tl.load(features + point * DIM + (DIM - 1 - step), mask=inside, other=0.0)
+        scaled = feature.to(WORK) * tl.full((LANES,), SCALES[DIM - 1 - step], WORK)
+        elevated = (partial - scaled * (DIM - step),) + elevated
+        partial += scaled
+    elevated = (partial,) + elevated
+
+    # Adding and subtracting 1.5 * 2^(mantissa bits) rounds to the nearest whole number.
+    rounder = tl.full((LANES,), ROUNDER, WORK)
+    inverse = tl.full((LANES,), 1.0 / CORNERS, WORK)
+    rounded_sum = tl.zeros((LANES,), WORK)
+    residual = ()
+    for j in tl.static_range(CORNERS):
+        nearest = (elevated[j] * inverse + rounder) - rounder
+        rounded_sum += nearest
+        residual = residual + (elevated[j] - nearest * CORNERS,)
+
+    key = tl.load(layout + CORNERS) + point // n_points
+    rank = ()
+    share = ()
+    unit = ()
+    for j in tl.static_range(CORNERS):
+        unit = unit + (tl.load(layout + j),)
+        own = rounded_sum.to(tl.int32)
+        for i in tl.static_range(CORNERS):
+            if i < j:
+                own += (residual[i] >= residual[j]).to(tl.int32)
+            if i > j:
+                own += (residual[i] > residual[j]).to(tl.int32)
+        # Rounded coordinates that do not sum to zero move to the neighbouring remainder-0 vertex.
+        wrap = tl.where(own < 0, CORNERS, tl.where(own > DIM, -CORNERS, 0))
+        inner = residual[j] - wrap.to(WORK)
+        rank = rank + (own + wrap,)
+        share = share + (inner * inverse,)
+        tl.store(ranks + point * CORNERS + j, (own + wrap).to(tl.int8), mask=inside)
+        whole = ((elevated[j] - inner + rounder) - rounder).to(tl.int64)
+        key += whole * unit[j]
+
+    before = tl.zeros((LANES,), WORK)  # the share of rank DIM + 1 - corner, cyclically
+    whole_step = tl.zeros((LANES,), tl.int64)
+    for j in tl.static_range(CORNERS):
+        before += tl.where(rank[j] == 0, share[j], 0.0)
+        whole_step += unit[j]
+    for corner in range(CORNERS):
+        here = tl.zeros((LANES,), WORK)
+        own_unit = tl.zeros((LANES,), tl.int64)
+        for j in tl.static_range(CORNERS):
+            is_here = rank[j] == DIM - corner
+            here += tl.where(is_here, share[j], 0.0)
+            own_unit += tl.where(is_here, unit[j], 0)
+        barycentric = tl.where(corner == 0, 1.0 + here, here) - before
+        tl.store(weight + point * CORNERS + corner, barycentric.to(tl.float32), mask=inside)
+        slot = _insert(key, inside, state, mask, number, key_of)
+        tl.store(slots + point * CORNERS + corner, slot.to(tl.int32), mask=inside)
+        before = here
+        key += whole_step - CORNERS * own_unit
+
+
+@triton.jit(do_not_specialize=["n_rows", "mask"])
+def _find_neighbours(
+    key_of, layout, state, number, neighbours, n_rows, mask,
+    DIM: tl.constexpr, LANES: tl.constexpr,
+):
+    """The vertex one step along one axis, backward or forward: program (rows, axis, direction)."""
+    axis = tl.program_id(1)
+    forward = tl.program_id(2)
+    row = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    step = -(DIM + 1) * tl.load(layout + axis)
+    for j in tl.static_range(DIM):
+        step += tl.load(layout + j)
+    real = (row > 0) & (row < n_rows)
+    key = tl.load(key_of + row, mask=real, other=0) + (2 * forward - 1) * step
+    slot = _first_slot(key, mask)
+    vertex = tl.zeros((LANES,), tl.int32)
+    pending = real
+    probes = 0
+    while (tl.max(pending.to(tl.int32), 0) > 0) & (probes < _MAX_PROBES):  # none lies farther off
+        found = tl.load(state + 2 + slot, mask=pending, other=_EMPTY)
+        matches = pending & (found == key)
+        vertex = tl.where(matches, tl.load(number + slot, mask=matches, other=0), vertex)
+        pending = pending & (found != key) & (found != _EMPTY)
+        slot = tl.where(pending, (slot + 1) & mask, slot)
+        probes += 1
+    target = neighbours + (axis.to(tl.int64) * n_rows + row) * 2 + forward
+    tl.store(target, vertex, mask=row < n_rows)
+
+
+def build(
+    features: Tensor, layout: KeyLayout, n_images: int, sort_vertices: bool,
+) -> Structure:
+    """`_lattice_build.build` for keys of one word.
+
+    Vertices are numbered as they are met, which changes from run to run, or by their keys.
+    """
+    features = features.contiguous()
+    n, dim = features.shape
+    corners = dim + 1
+    device = features.device
+    work = layout.work_dtype(features.dtype)
+    is_double = work == torch.float64
+    on_device = torch.tensor([unit[0] for unit in layout.unit] + layout.origin, device=device)
+    weight = features.new_empty(n, corners)
+    slots = torch.empty(n, corners, dtype=torch.int32, device=device)
+    ranks = torch.empty(n, corners, dtype=torch.int8, device=device)
+    capacity = triton.next_power_of_2(max(int(START_SLOTS_PER_POINT * n), START_SLOTS))
+    while True:
+        state = torch.full((capacity + 2,), -1, dtype=torch.int64, device=device)
+        key_of = torch.empty(capacity + 1, dtype=torch.int64, device=device)
+        number = torch.empty(capacity, dtype=torch.int32, device=device)
+        with _table_kernels.on_device_of(features):
+            _embed[(triton.cdiv(n, _LANES),)](
+                features, on_device, state, number, key_of, slots, weight, ranks, n, n // n_images,
+                capacity - 1, DIM=dim, SCALES=axis_scales(dim),
+                WORK=tl.float64 if is_double else tl.float32,
+                ROUNDER=6755399441055744.0 if is_double else 12582912.0, LANES=_LANES,
+            )
+        last, is_too_small = state[:2].tolist()
+        if is_too_small != 1:
+            break
+        capacity *= _GROWTH
+    n_rows = last + 2  # counted from -1, and row 0 stands for missing vertices
+    if sort_vertices:
+        key_of[1:n_rows], order = torch.sort(key_of[1:n_rows])
+        by_key = torch.zeros(n_rows, dtype=torch.int32, device=device)
+        by_key[order + 1] = torch.arange(1, n_rows, dtype=torch.int32, device=device)
+        number = by_key[number.clamp(0, n_rows - 1)]  # nothing was written where no vertex is
+    vertex = number.index_select(0, slots.reshape(-1)).reshape(n, corners)
+    neighbours = torch.empty(corners, n_rows, 2, dtype=torch.int32, device=device)
+    with _table_kernels.on_device_of(features):
+        _find_neighbours[(triton.cdiv(n_rows, _LANES), corners, 2)](
+            key_of, on_device, state, number, neighbours, n_rows, capacity - 1, DIM=dim,
+            LANES=_LANES,
+        )
+    return Structure(vertex, weight, ranks, neighbours)

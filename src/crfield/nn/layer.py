@@ -1,0 +1,205 @@
+"""A dense CRF as the last layer of a network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from crfield._parallel import thread_count
+from crfield._validate import InputError, as_choice, as_count, as_positive, as_scalar
+from crfield.compatibility import Potts
+from crfield.dense import DenseCRF as Model
+from crfield.dense import Pairwise
+from crfield.kernels import Bilateral, Spatial
+from crfield.nn._features import is_on_grid, scaled_features
+from crfield.nn._function import mean_field
+from crfield.nn._parameters import LEARNABLE, PairwiseParameters
+from crfield.nn._settings import GRADIENTS, METHODS, Settings, TermSettings
+
+ALGORITHMS = ("concave", "cccp", "parallel")
+OUTPUTS = ("logits", "marginals")
+
+_DEFAULT_TERMS = (
+    Pairwise(Spatial(3.0), Potts(3.0)), Pairwise(Bilateral(60.0, 10.0), Potts(5.0)),
+)
+
+
+class DenseCRF(nn.Module):
+    """Mean-field inference in a dense CRF, differentiable by its input and all its parameters.
+
+    Parameters
+    ----------
+    n_labels : number of labels L.
+    terms : `crfield.Pairwise` terms; by default positions 3 px, weight 3, and positions and colours
+        60 px / 10, weight 5.
+    n_iter : number of updates.
+    algorithm : "concave" (KK13 3.2), "cccp" (KK13 3.1) or "parallel" (KK11).
+    method : "auto", "lattice" or "exact", how kernels are summed.
+    output : "logits" (logarithms of the marginals, for a cross-entropy) or "marginals".
+    learn : which of "weight", "compatibility" and "kernel" are learned.
+    gradient : "unrolled" goes back through all updates; "implicit" takes the result for a fixed
+        point, which needs the memory of one update and enough of them to converge.
+    checkpoint : compute the marginals again on the way back instead of keeping them.
+    tol : exact sums may leave out pairs of points whose kernel value is below this.
+    spacing : distance between grid neighbours along each axis, for anisotropic volumes.
+    deterministic : on a GPU, sum in a fixed order; None follows
+        `torch.use_deterministic_algorithms`.
+    threads : native threads on the CPU, None for all cores.
+
+    Examples
+    --------
+    >>> layer = DenseCRF(21)
+    >>> logits = layer(net(image), image)            # doctest: +SKIP
+    """
+
+    def __init__(
+        self, n_labels: int, terms: Sequence[Pairwise] | None = None, *, n_iter: int = 5,
+        algorithm: str = "concave", method: str = "auto", output: str = "logits",
+        learn: Collection[str] = LEARNABLE, gradient: str = "unrolled", checkpoint: bool = False,
+        tol: float = 0.0, spacing: Any = None, deterministic: bool | None = None,
+        threads: int | None = None,
+    ) -> None:
+        super().__init__()
+        model = Model(n_labels, _DEFAULT_TERMS if terms is None else terms)
+        self.n_labels = model.n_labels
+        self.n_iter = as_count(n_iter, "n_iter", 0)
+        self.algorithm = as_choice(algorithm, "algorithm", ALGORITHMS)
+        self.method = as_choice(method, "method", METHODS)
+        self.output = as_choice(output, "output", OUTPUTS)
+        self.gradient = as_choice(gradient, "gradient", GRADIENTS)
+        self.checkpoint = bool(checkpoint)
+        self.tol = as_scalar(tol, "tol")
+        if not 0.0 <= self.tol < 1.0:
+            raise InputError(f"tol must be at least 0 and below 1, got {self.tol:g}; 0 is exact.")
+        self.deterministic = deterministic
+        self.threads = None if threads is None else thread_count(threads)
+        self.spacing = None if spacing is None else tuple(
+            np.atleast_1d(as_positive(spacing, "spacing")).ravel().tolist()
+        )
+        names = (learn,) if isinstance(learn, str) else tuple(learn)
+        for name in names:
+            as_choice(name, "learn", LEARNABLE)
+        self._check_guarantee(model)
+        self.terms = nn.ModuleList(
+            PairwiseParameters(term, self.n_labels, names) for term in model.terms
+        )
+
+    @classmethod
+    def from_model(cls, model: Model, **options: Any) -> DenseCRF:
+        """The layer of a `crfield.DenseCRF`; `options` as for the constructor."""
+        if model.recalibration is not None:
+            raise InputError(
+                "a layer has no recalibration, got a model with one; put a 1x1 convolution before "
+                "the layer, or drop it with dataclasses.replace(model, recalibration=None)."
+            )
+        return cls(model.n_labels, model.terms, **options)
+
+    def to_model(self) -> Model:
+        """A `crfield.DenseCRF` with the values that the parameters have now."""
+        concave = self.algorithm != "parallel"
+        return Model(self.n_labels, [term.to_term(concave=concave) for term in self._parts()])
+
+    def forward(
+        self, logits: Tensor, image: Tensor | None = None, *,
+        features: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Logarithms of the marginals, or the marginals, (B, L, *grid).
+
+        Parameters
+        ----------
+        logits : (B, L, *grid) of the variables taken alone, a grid of one to three dimensions.
+        image : (B, C, *grid), for kernels that look at it: integers, or floating-point values on
+            the scale of the kernels' widths or within [0, 1].
+        features : named (B, D, *grid) tensors for `FeatureKernel` terms.
+        """
+        with torch.autocast(logits.device.type, enabled=False):
+            result = mean_field(*self.prepare(logits, image, features))
+        return result.transpose(1, 2).reshape(logits.shape).to(logits.dtype)
+
+    def prepare(
+        self, logits: Tensor, image: Tensor | None, features: Mapping[str, Tensor] | None
+    ) -> tuple[Tensor, list[Tensor], list[Tensor], Settings]:
+        """What `forward` takes, checked and brought to what `mean_field` takes."""
+        grid = self._check(logits, image)
+        # Half precision has too few digits for sums over an image.
+        work = logits.dtype if logits.dtype == torch.float64 else torch.float32
+        unary = logits.to(work).flatten(2).transpose(1, 2).neg().contiguous()
+        spacing = [1.0] * len(grid) if self.spacing is None else list(self.spacing)
+        if len(spacing) not in (1, len(grid)):
+            raise InputError(
+                f"spacing must be one number or {len(grid)} numbers for this grid, got "
+                f"{len(spacing)}; give one distance for each grid axis."
+            )
+        spacing = spacing * (len(grid) // len(spacing))
+        parts = self._parts()
+        scaled = [
+            scaled_features(
+                term.kernel, {k: v.to(work) for k, v in term.decoded_widths().items()}, grid,
+                spacing, image, features or {}, unary,
+            ).contiguous()
+            for term in parts
+        ]
+        concave = self.algorithm != "parallel"
+        compatibilities = [
+            term.weighted_compatibility(concave=concave).to(work) for term in parts
+        ]
+        return unary, scaled, compatibilities, self._settings(grid)
+
+    def extra_repr(self) -> str:
+        return (
+            f"n_labels={self.n_labels}, n_iter={self.n_iter}, algorithm={self.algorithm!r}, "
+            f"method={self.method!r}, output={self.output!r}, gradient={self.gradient!r}"
+        )
+
+    def _parts(self) -> Sequence[PairwiseParameters]:
+        return [term for term in self.terms if isinstance(term, PairwiseParameters)]
+
+    def _settings(self, grid: tuple[int, ...]) -> Settings:
+        deterministic = self.deterministic
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
+        return Settings(
+            grid=grid,
+            terms=tuple(
+                TermSettings(is_on_grid(p.kernel), p.kernel.shape, p.kernel.normalization)
+                for p in self._parts()
+            ),
+            algorithm=self.algorithm, n_iter=self.n_iter, method=self.method, tol=self.tol,
+            gradient=self.gradient, checkpoint=self.checkpoint,
+            log_marginals=self.output == "logits", deterministic=deterministic,
+            threads=self.threads,
+        )
+
+    def _check(self, logits: Tensor, image: Tensor | None) -> tuple[int, ...]:
+        shape = tuple(logits.shape)
+        if not 3 <= len(shape) <= 5 or shape[1] != self.n_labels:
+            raise InputError(
+                f"logits must have shape (B, {self.n_labels}, *grid) with a grid of one to three "
+                f"dimensions, got {shape}; put the labels second."
+            )
+        if not logits.dtype.is_floating_point or math.prod(shape) == 0:
+            raise InputError(
+                f"logits must be floating-point numbers of at least one point, got {logits.dtype} "
+                f"{shape}; pass what a network gives."
+            )
+        if image is not None and image.device != logits.device:
+            raise InputError(
+                f"image must be on the device of the logits ({logits.device}), got {image.device}; "
+                "move one of them."
+            )
+        return shape[2:]
+
+    def _check_guarantee(self, model: Model) -> None:
+        """Refuse kernels for which concave and cccp updates have no guarantee."""
+        for number, term in enumerate(model.terms):
+            if self.algorithm != "parallel" and not term.kernel.is_symmetric:
+                raise InputError(
+                    f"term {number} has no convergence guarantee with {self.algorithm!r}: its "
+                    "kernel's normalization must be 'symmetric' or 'none', got "
+                    f"{term.kernel.normalization!r}; change it or use algorithm='parallel'."
+                )

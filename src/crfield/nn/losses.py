@@ -1,0 +1,135 @@
+"""Losses over the logits of a network or a CRF layer (KK13 section 4.3), and pair energies.
+
+They take logits (B, L, *grid), whose softmax are the marginals, and labels (B, *grid) with `void`
+where there is none, and are those of `crfield.losses` on one batch: a weighted mean over its
+pixels, or for intersection over union a ratio over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crfield._validate import InputError, as_floats, as_scalar
+from crfield.losses import VOID
+from crfield.nn._function import pair_energy
+from crfield.nn.layer import DenseCRF
+
+
+class _Loss(nn.Module):
+    """What the losses share.
+
+    weights : (L,) factor of each true label, or None for ones.
+    void : the label of pixels that do not count.
+    """
+
+    weights: Tensor | None
+
+    def __init__(self, *, weights: Any = None, void: int | None = VOID) -> None:
+        super().__init__()
+        self.void = void
+        values = None
+        if weights is not None:
+            values = torch.from_numpy(as_floats(weights, "weights").astype("float64"))
+            if values.ndim != 1 or bool((values < 0).any()) or not bool(values.any()):
+                raise InputError(
+                    "weights must be one number >= 0 a label, not all 0, got shape "
+                    f"{tuple(values.shape)}; see crfield.losses.class_weights."
+                )
+        self.register_buffer("weights", values)
+
+    def _known(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-marginals (K, L) of the pixels that count, their labels and weights."""
+        if labels.shape != logits.shape[:1] + logits.shape[2:]:
+            raise InputError(
+                f"labels must have shape {tuple(logits.shape[:1] + logits.shape[2:])}, got "
+                f"{tuple(labels.shape)}; give one label a pixel."
+            )
+        flat = labels.reshape(-1).long()
+        rows = torch.log_softmax(logits.float() if logits.dtype != torch.float64 else logits, 1)
+        rows = rows.flatten(2).transpose(1, 2).reshape(-1, logits.shape[1])
+        if self.void is not None:
+            kept = flat != self.void
+            flat, rows = flat[kept], rows[kept]
+        if self.weights is None:
+            return rows, flat, torch.ones_like(rows[:, 0])
+        return rows, flat, self.weights.to(rows)[flat]
+
+
+class RobustLogLikelihood(_Loss):
+    """-sum_i w log(q_i(T_i) + eps) / sum_i w; eps bounds what one pixel can cost."""
+
+    def __init__(self, eps: float = 0.1, *, weights: Any = None, void: int | None = VOID) -> None:
+        super().__init__(weights=weights, void=void)
+        self.eps = as_scalar(eps, "eps")
+        if self.eps < 0:
+            raise InputError(f"eps must not be negative, got {self.eps:g}; 0 adds nothing.")
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch."""
+        rows, truth, w = self._known(logits, labels)
+        own = rows.gather(1, truth[:, None])[:, 0]
+        value = own if self.eps == 0 else torch.log(own.exp() + self.eps)
+        return -(w * value).sum() / w.sum().clamp_min(1e-30)
+
+
+class LogLikelihood(RobustLogLikelihood):
+    """-sum_i w log q_i(T_i) / sum_i w: the cross-entropy."""
+
+    def __init__(self, *, weights: Any = None, void: int | None = VOID) -> None:
+        super().__init__(0.0, weights=weights, void=void)
+
+
+class ExpectedHamming(_Loss):
+    """1 - sum_i w q_i(T_i) / sum_i w, the expected share of wrong labels."""
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch."""
+        rows, truth, w = self._known(logits, labels)
+        own = rows.gather(1, truth[:, None])[:, 0].exp()
+        return (w * (1.0 - own)).sum() / w.sum().clamp_min(1e-30)
+
+
+class IntersectionOverUnion(_Loss):
+    """1 - mean_l i_l / u_l over the labels that occur in the batch."""
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch."""
+        rows, truth, _ = self._known(logits, labels)
+        q = rows.exp()
+        onehot = torch.nn.functional.one_hot(truth, q.shape[1]).to(q)
+        inside, count = (q * onehot).sum(0), onehot.sum(0)
+        union = count + q.sum(0) - inside
+        share = (count > 0).to(q)
+        if self.weights is not None:
+            share = share * self.weights.to(q)
+        share = share / share.sum().clamp_min(1e-30)
+        return 1.0 - (share * inside / torch.where(union > 0, union, torch.ones_like(union))).sum()
+
+
+class PairwiseEnergy(nn.Module):
+    """The mean over pixels of 1/2 sum_m sum_j q_i' mu^(m) q_j k^(m)_ij, q = softmax(logits).
+
+    A regulariser for networks that are trained from few labelled pixels: no inference is run, the
+    network itself is drawn to marginals that the CRF finds cheap.
+
+    crf : whose terms count; its parameters are learned along unless they are frozen.
+    """
+
+    def __init__(self, crf: DenseCRF) -> None:
+        super().__init__()
+        self.crf = crf
+
+    def forward(
+        self, logits: Tensor, image: Tensor | None = None, *,
+        features: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """The energy of a batch; arguments as for the layer."""
+        with torch.autocast(logits.device.type, enabled=False):
+            unary, scaled, compatibilities, settings = self.crf.prepare(logits, image, features)
+            q = torch.softmax(-unary, -1)
+            n_pixels = q.shape[0] * q.shape[1]
+            return pair_energy(q, scaled, compatibilities, settings) / n_pixels

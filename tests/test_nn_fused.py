@@ -1,0 +1,116 @@
+"""The fused kernels of a mean-field step against the readable run on tensors."""
+
+import os
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+pytest.importorskip("triton")
+
+from crfield import Bilateral, Diagonal, Pairwise, Potts, Spatial  # noqa: E402
+from crfield import nn as crf_nn  # noqa: E402
+from crfield.nn import _grid_kernels, _step_kernels  # noqa: E402
+from crfield.nn._choice import build_operator  # noqa: E402
+from crfield.nn._fused_run import FusedRun  # noqa: E402
+from crfield.nn._grid import Grid  # noqa: E402
+from crfield.nn._tensor_run import TensorRun  # noqa: E402
+
+
+def both_runs(terms, shape, n_iter, *, checkpoint=False, output="marginals", method="lattice"):
+    """The readable run and the fused one on the same operators."""
+    n_images, n_labels, n_channels, *grid = shape
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(2.0 * rng.normal(size=(n_images, n_labels, *grid))).to(DEVICE)
+    image = torch.from_numpy(255.0 * rng.random((n_images, n_channels, *grid))).to(DEVICE)
+    layer = crf_nn.DenseCRF(
+        n_labels, terms, method=method, n_iter=n_iter, checkpoint=checkpoint, output=output
+    ).to(DEVICE)
+    given = torch.from_numpy(rng.normal(size=(n_images, int(np.prod(grid)), n_labels))).to(DEVICE)
+    unary, features, compatibilities, settings = layer.prepare(logits.float(), image.float(), None)
+    unary, given = unary.detach(), given.float()
+    compatibilities = [c.detach() for c in compatibilities]
+    operators = [
+        build_operator(f.detach(), term, settings, n_images, torch.float32)
+        for f, term in zip(features, settings.terms, strict=True)
+    ]
+    assert FusedRun.covers(unary, operators, compatibilities, settings)
+    runs = [
+        kind(unary, operators, compatibilities, settings, keep=True)
+        for kind in (TensorRun, FusedRun)
+    ]
+    return [(run, run.backward(given, [True] * len(terms))) for run in runs]
+
+
+def check(results, tolerance=2e-4):
+    (readable, wanted), (fused, found) = results
+    pairs = {
+        "marginals": (fused.marginals, readable.marginals), "unary": (found.unary, wanted.unary),
+    }
+    for m, values in enumerate(zip(found.compatibilities, wanted.compatibilities, strict=True)):
+        pairs[f"compatibility {m}"] = values
+    for m, values in enumerate(zip(found.features, wanted.features, strict=True)):
+        pairs[f"features {m}"] = values
+    for name, (a, b) in pairs.items():
+        if a is None and b is None:
+            continue
+        error = float((a - b).norm() / b.norm().clamp_min(1e-3))
+        # Sums over all points of numbers of both signs lose digits in float32.
+        allowed = 10 * tolerance if name.startswith("compatibility") else tolerance
+        assert error < allowed, (name, error)
+
+
+@pytest.mark.parametrize("shape", [
+    (1, 2, 3, 5, 7), (2, 5, 1, 5, 4), (1, 21, 3, 3, 7), (1, 3, 2, 1, 13), (2, 2, 1, 17),
+    (1, 4, 1, 2, 3, 4), (1, 33, 1, 2, 3),
+])
+def test_two_terms(shape):
+    terms = [Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(4.0, 60.0), Potts(2.0))]
+    check(both_runs(terms, shape, 2))
+
+
+@pytest.mark.parametrize("output", ["logits", "marginals"])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_one_term_and_options(output, checkpoint):
+    terms = [Pairwise(Bilateral(4.0, 60.0, normalization="none"), Diagonal([0.1, 0.2, 0.05]))]
+    check(both_runs(terms, (2, 3, 1, 3, 4), 2, output=output, checkpoint=checkpoint))
+
+
+def test_no_iterations():
+    check(both_runs([Pairwise(Spatial(2.0), Potts(1.0))], (1, 3, 1, 4, 5), 0))
+
+
+def test_grid_of_nodes_and_lattice_together(monkeypatch):
+    """`auto` takes the grid from some thousand points on; here from the first."""
+    monkeypatch.setattr("crfield.nn._choice.SMALL", 0)
+    terms = [Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(4.0, 60.0), Potts(2.0))]
+    results = both_runs(terms, (2, 5, 1, 4, 5), 2, method="auto")
+    assert isinstance(results[1][0]._plain[0], Grid)
+    check(results)
+
+
+def test_wrong_factor_is_noticed(monkeypatch):
+    whole = _step_kernels.update_back
+
+    def halved(q, total, back, by_factor, terms, quads):
+        whole(q, total, back, by_factor, [t._replace(factor=0.9 * t.factor) for t in terms], quads)
+
+    monkeypatch.setattr(_step_kernels, "update_back", halved)
+    terms = [Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(4.0, 60.0), Potts(2.0))]
+    with pytest.raises(AssertionError):
+        check(both_runs(terms, (1, 3, 1, 3, 4), 2))
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((5, 8), 0), ((3, 7, 8), 1), ((2, 1, 4), 1)])
+def test_blur_along_an_axis(shape, axis):
+    table = torch.randn(shape, dtype=torch.float32, device=DEVICE)
+    inner = int(np.prod(shape[axis + 1 :]))
+    found = _grid_kernels.blur_along(table, shape[axis], inner)
+    wanted = np.apply_along_axis(
+        lambda x: np.convolve(x, [1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16])[2:-2], axis,
+        table.double().cpu().numpy(),
+    )
+    np.testing.assert_allclose(found.cpu().numpy(), wanted, atol=1e-6)
