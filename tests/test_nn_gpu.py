@@ -152,3 +152,18 @@ def test_half_precision():
     assert found.dtype == torch.float16
     wanted = layer(logits.cuda().half().float(), image.cuda()).detach()
     assert float((found.float() - wanted).abs().max()) < 2e-3
+
+
+def test_recorded_runs_agree():
+    """From the third run of one size on the kernels are replayed, with other images in them."""
+    layer = crf_nn.DenseCRF(5, TERMS, output="marginals")
+    for seed in range(6):
+        logits, image = make_inputs(2, 5, 3, (49, 52), seed=seed)
+        wanted = run(layer, logits, image, "cpu", torch.float32)
+        found = run(layer, logits, image, "cuda", torch.float32)
+        errors = all_errors(found, wanted)
+        assert errors["out"] < 1e-4, (seed, errors)
+        assert max(errors.values()) < 1e-2, (seed, errors)
+        with torch.no_grad():
+            again = layer.cuda()(logits.cuda(), image.cuda())
+        assert relative(again.double().cpu(), wanted["out"]) < 1e-4

@@ -215,15 +215,54 @@ def test_kernels_take_any_strides():
     assert error(gradient, expected_gradient(features, u, v)) < GRADIENT_ERROR
 
 
+@pytest.fixture(params=["products", "differences"])
+def exponents(request, monkeypatch):
+    """How the kernels come to the exponents of k."""
+    if request.param == "differences":
+        from crfield.nn import _pair_kernels
+
+        monkeypatch.setattr(_pair_kernels, "FARTHEST", -1.0)
+    return request.param
+
+
 @needs_triton
-def test_row_sums_and_symmetry():
-    """Row sums meet the same rounded k as everything else; k_ij = k_ji to the last bit."""
+def test_row_sums_and_symmetry(exponents):
+    """Row sums meet the same rounded k as everything else; k_ij = k_ji to one rounding at most."""
     features, _, _ = draw(70, 1, 5, 1)
     operator = PairSum(features.float())
     assert error(operator.row_sums(), dense(features).sum(2).reshape(-1)) < 2e-4
     k = operator.apply(torch.eye(70, device=DEVICE))
-    assert torch.equal(k, k.T)
+    if exponents == "differences":
+        assert torch.equal(k, k.T)
+    else:
+        assert ((k - k.T).abs() <= 2.0**-10 * k + 2.0**-39).all()
     assert torch.equal(k.diagonal(), operator.diagonal())
+
+
+@needs_triton
+@pytest.mark.parametrize("shape", [(65, 21, 1, 1), (130, 21, 5, 2)])
+def test_exponents_either_way(shape, exponents):
+    features, _, v = draw(*shape)
+    operator = PairSum(features.float())
+    assert (operator._products is None) == (exponents == "differences")
+    assert error(operator.apply(v.float()), expected_sum(features, v)) < SUM_ERROR
+
+
+@needs_triton
+@pytest.mark.parametrize("dim", [1, 3, 8])
+def test_products_of_the_farthest_features(dim):
+    """Two clouds at the ends of what is taken as products; a little farther it is differences."""
+    from crfield.nn import _pair_kernels
+
+    cloud = draw(80, 4, dim, 1)[0] * 0.3
+    v = draw(80, 4, dim, 1)[2]
+    ends = torch.tensor([-1.0, 1.0], dtype=torch.float64, device=DEVICE).repeat(40)[None, :, None]
+    for distance, is_product in ((0.9, True), (1.1, False)):
+        middle = distance * _pair_kernels.FARTHEST / np.sqrt(dim)
+        features = (cloud + ends * middle + 100.0).float().double()
+        operator = PairSum(features.float())
+        assert (operator._products is not None) == is_product
+        assert error(operator.apply(v.float()), expected_sum(features, v)) < SUM_ERROR
 
 
 @needs_triton

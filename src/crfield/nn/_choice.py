@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from crfield._validate import InputError
 from crfield.filters.choice import SMALL
@@ -34,12 +35,9 @@ def build_operator(
         if math.prod(settings.grid) <= SMALL or dim > MAX_DIM:
             method = "exact"
         elif term.on_grid:
-            layout = GridLayout(features, settings.grid)
-            if layout.suits:
-                plain = Grid(
-                    features, layout, n_images, dtype, deterministic=settings.deterministic
-                )
-                return NormalizedOperator(plain, term.normalization)
+            grid = _find_grid(features, settings, n_images, dtype)
+            if grid is not None:
+                return NormalizedOperator(grid, term.normalization)
     points = dense_features(features, settings.grid, n_images) if term.on_grid else features
     points = points.to(dtype).contiguous()
     if method == "exact":
@@ -47,6 +45,26 @@ def build_operator(
     else:
         plain = Lattice(points, deterministic=settings.deterministic)
     return NormalizedOperator(plain, term.normalization)
+
+
+# Grids of coordinates that come again as the very same tensor.
+_grids = WeakIdKeyDictionary()
+
+
+def _find_grid(
+    coordinates: Tensor, settings: Settings, n_images: int, dtype: torch.dtype
+) -> Grid | None:
+    """The grid of nodes for these coordinates, None if it would have too many."""
+    key = (coordinates._version, n_images, dtype, settings.deterministic)
+    found = _grids.get(coordinates)
+    if found is None or found[0] != key:
+        layout = GridLayout(coordinates, settings.grid)
+        grid = Grid(
+            coordinates, layout, n_images, dtype, deterministic=settings.deterministic
+        ) if layout.suits else None
+        _grids[coordinates] = found = (key, grid)
+    remembered: Grid | None = found[1]
+    return remembered
 
 
 def dense_features(axes: Tensor, grid: Sequence[int], n_images: int) -> Tensor:

@@ -51,7 +51,8 @@ def _start(
     settings: Settings, *, keep: bool,
 ) -> Run:
     unary = unary.detach()
-    features = [values.detach() for values in features]
+    # The same objects where that is possible: operators on them may be remembered.
+    features = [values.detach() if values.requires_grad else values for values in features]
     compatibilities = [values.detach() for values in compatibilities]
     if unary.device.type == "cpu" and settings.gradient == "unrolled":
         return NativeRun(unary, features, compatibilities, settings, keep=keep)

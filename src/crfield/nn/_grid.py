@@ -112,6 +112,10 @@ class Grid(TableOperator):
             for (_, fraction), side in zip(self._sides, self._sides_of_corners.T, strict=True)
         ]
 
+    def graph_key(self) -> tuple[object, ...]:
+        """What a recorded run on this operator depends on, besides the number of rows."""
+        return (*super().graph_key(), self.nodes)
+
     def blur(self, table: Tensor) -> Tensor:
         """B x for a table (n_rows, C)."""
         if runs_kernels(table) and table.numel():

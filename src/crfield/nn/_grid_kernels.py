@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crfield.nn._launch import launch
+from crfield.nn._launch import cdiv, launch
 
 if TYPE_CHECKING:
     from crfield.nn._grid import GridLayout
@@ -90,7 +90,7 @@ def corners(coordinates: Tensor, layout: GridLayout, n_images: int) -> tuple[Ten
     vertex = torch.empty(n, 2**d, dtype=torch.int32, device=coordinates.device)
     weight = torch.empty(n, 2**d, dtype=torch.float32, device=coordinates.device)
     launch(
-        _corners, (triton.cdiv(n, _LANES),), padded, vertex, weight, n, n_points,
+        _corners, (cdiv(n, _LANES),), padded, vertex, weight, n, n_points,
         math.prod(layout.nodes), *lengths, *nodes[1:], *first, CORNERS=2**d, LANES=_LANES,
     )
     return vertex, weight
@@ -101,7 +101,7 @@ def blur_along(table: Tensor, n: int, inner: int) -> Tensor:
     out = table.new_empty(table.shape)
     n_numbers = table.numel()
     launch(
-        _blur_along, (triton.cdiv(n_numbers, _TILE),), table, out, n_numbers, n, inner,
+        _blur_along, (cdiv(n_numbers, _TILE),), table, out, n_numbers, n, inner,
         NUMBERS=_TILE,
     )
     return out

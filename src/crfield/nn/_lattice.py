@@ -53,6 +53,21 @@ class Lattice(TableOperator):
             scale=(4.0 * math.pi / 3.0) ** (dim / 2.0) * math.sqrt(dim + 1.0),
         )
 
+    has_free_rows = True
+
+    def graph_inputs(self, given: Lattice) -> list[tuple[Tensor, Tensor]]:
+        """This operator's tensors with those of another that are to be copied there."""
+        # Rows beyond keep the neighbours of an earlier lattice, but no vertex leads there.
+        neighbours = self.neighbours[:, : given.n_rows]
+        return [*super().graph_inputs(given), (neighbours, given.neighbours)]
+
+    def make_room(self, n_rows: int) -> None:
+        """Move to tensors of its own, with room for tables of so many rows."""
+        super().make_room(n_rows)
+        neighbours = self.neighbours.new_zeros(self.dim + 1, n_rows, 2)
+        neighbours[:, : self.neighbours.shape[1]] = self.neighbours
+        self.neighbours = neighbours
+
     @property
     def n_vertices(self) -> int:
         """Occupied vertices of all images."""

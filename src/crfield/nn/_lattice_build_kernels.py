@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crfield.nn import _table_kernels
 from crfield.nn._lattice_build import KeyLayout, Structure, axis_scales
+from crfield.nn._launch import cdiv, launch, next_power_of_two
 
 # Where the hash table starts: real images have some fifteen points a vertex.
 START_SLOTS_PER_POINT = 0.5
@@ -184,18 +184,17 @@ def build(
     weight = features.new_empty(n, corners)
     slots = torch.empty(n, corners, dtype=torch.int32, device=device)
     ranks = torch.empty(n, corners, dtype=torch.int8, device=device)
-    capacity = triton.next_power_of_2(max(int(START_SLOTS_PER_POINT * n), START_SLOTS))
+    capacity = next_power_of_two(max(int(START_SLOTS_PER_POINT * n), START_SLOTS))
     while True:
         state = torch.full((capacity + 2,), -1, dtype=torch.int64, device=device)
         key_of = torch.empty(capacity + 1, dtype=torch.int64, device=device)
         number = torch.empty(capacity, dtype=torch.int32, device=device)
-        with _table_kernels.on_device_of(features):
-            _embed[(triton.cdiv(n, _LANES),)](
-                features, on_device, state, number, key_of, slots, weight, ranks, n, n // n_images,
-                capacity - 1, DIM=dim, SCALES=axis_scales(dim),
-                WORK=tl.float64 if is_double else tl.float32,
-                ROUNDER=6755399441055744.0 if is_double else 12582912.0, LANES=_LANES,
-            )
+        launch(
+            _embed, (cdiv(n, _LANES),), features, on_device, state, number, key_of, slots, weight,
+            ranks, n, n // n_images, capacity - 1, DIM=dim, SCALES=axis_scales(dim),
+            WORK=tl.float64 if is_double else tl.float32,
+            ROUNDER=6755399441055744.0 if is_double else 12582912.0, LANES=_LANES,
+        )
         last, is_too_small = state[:2].tolist()
         if is_too_small != 1:
             break
@@ -208,9 +207,8 @@ def build(
         number = by_key[number.clamp(0, n_rows - 1)]  # nothing was written where no vertex is
     vertex = number.index_select(0, slots.reshape(-1)).reshape(n, corners)
     neighbours = torch.empty(corners, n_rows, 2, dtype=torch.int32, device=device)
-    with _table_kernels.on_device_of(features):
-        _find_neighbours[(triton.cdiv(n_rows, _LANES), corners, 2)](
-            key_of, on_device, state, number, neighbours, n_rows, capacity - 1, DIM=dim,
-            LANES=_LANES,
-        )
+    launch(
+        _find_neighbours, (cdiv(n_rows, _LANES), corners, 2), key_of, on_device, state, number,
+        neighbours, n_rows, capacity - 1, DIM=dim, LANES=_LANES,
+    )
     return Structure(vertex, weight, ranks, neighbours)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crfield.nn import _table_kernels
 from crfield.nn._lattice_build import axis_scales
-from crfield.nn._launch import launch
+from crfield.nn._launch import cdiv, launch
 
 _LANES = 128
 
@@ -116,7 +116,7 @@ def blur(neighbours: Tensor, table: Tensor) -> Tensor:
         orders = 1 if is_last else 2
         out = _table_kernels.new_table(table, orders * n_rows, n_columns)
         launch(
-            _blur_axes, (triton.cdiv(n_rows, rows), triton.cdiv(n_columns, width), orders),
+            _blur_axes, (cdiv(n_rows, rows), cdiv(n_columns, width), orders),
             table, neighbours, out, axis, n_rows, _table_kernels.quads(table),
             _table_kernels.quads(out), gap_quads, DIM=corners - 1, TWO=axis + 1 < corners,
             LAST=is_last, ROWS=rows, COLUMNS=width,
@@ -131,7 +131,7 @@ def chain_to_features(by_weight: Tensor, rank: Tensor) -> Tensor:
     n, corners = by_weight.shape
     out = by_weight.new_empty(n, corners - 1)
     with _table_kernels.on_device_of(by_weight):
-        _chain_to_features[(triton.cdiv(n, _LANES),)](
+        _chain_to_features[(cdiv(n, _LANES),)](
             by_weight, rank, out, n, DIM=corners - 1, SCALES=axis_scales(corners - 1),
             LANES=_LANES,
         )

@@ -46,3 +46,13 @@ def launch(
         _compiled[key] = kernel[grid](*arguments, num_warps=num_warps, **constants)
         return
     found[(*grid, 1, 1)[:3]](*arguments, *constants.values())
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up; Triton's own is made for kernels and slow on the host."""
+    return -(-a // b)
+
+
+def next_power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()

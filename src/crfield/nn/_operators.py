@@ -6,12 +6,11 @@ no kernel sees across images.
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from crfield._validate import InputError
 
 
 class PairOperator(Protocol):
@@ -44,19 +43,29 @@ class NormalizedOperator:
         self.plain = plain
         self.normalization = normalization
         self.is_symmetric = normalization in ("none", "symmetric")
-        self.pre: Tensor | None = None
-        self.post: Tensor | None = None
-        if normalization == "none":
-            return
-        self._rows = plain.row_sums()
-        if normalization == "symmetric":
-            self.pre = self.post = self._rows.rsqrt()
-        elif normalization == "before":
-            self.pre = self._rows.reciprocal()
-        elif normalization == "after":
-            self.post = self._rows.reciprocal()
-        else:
-            raise InputError(f"normalization must be known, got {normalization!r}; see Kernel.")
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """K 1."""
+        return self.plain.row_sums()
+
+    @functools.cached_property
+    def pre(self) -> Tensor | None:
+        """What goes in is multiplied by, None for ones."""
+        if self.normalization == "symmetric":
+            return self.rows.rsqrt()
+        return self.rows.reciprocal() if self.normalization == "before" else None
+
+    @functools.cached_property
+    def post(self) -> Tensor | None:
+        """What comes out is multiplied by, None for ones."""
+        if self.normalization == "symmetric":
+            return self.pre
+        return self.rows.reciprocal() if self.normalization == "after" else None
+
+    def know_scale(self, scale: Tensor) -> None:
+        """Take the scale of a symmetric normalisation from who has found it already."""
+        self.pre, self.rows = scale, scale.square().reciprocal()
 
     def apply(self, x: Tensor) -> Tensor:
         """K~ x."""
@@ -137,7 +146,7 @@ class NormalizedGradient:
         if not parts:
             return self._direct
         power = -0.5 if operator.normalization == "symmetric" else -1.0
-        by_rows = (power * torch.stack(parts).sum(0) / operator._rows)[:, None]
+        by_rows = (power * torch.stack(parts).sum(0) / operator.rows)[:, None]
         ones = torch.ones_like(by_rows)
         return self._direct + operator.plain.feature_gradient(by_rows, ones)
 

@@ -18,7 +18,7 @@ from crfield.nn._backend import runs_kernels
 
 TILE = 64  # points that are taken or left out together
 
-_LARGEST_BLOCK = 2**22  # numbers in one block of a matrix that is too large to be stored whole
+_LARGEST_BLOCK = 2**24  # numbers in one block of a matrix that is too large to be stored whole
 
 
 class PairSum:
@@ -43,6 +43,10 @@ class PairSum:
         self.n_images, self.n_points, self.dim = features.shape
         self._runs_kernels = runs_kernels(features)
         self._tiles = Tiling(features.detach(), tol)
+        if self._runs_kernels:
+            from crfield.nn import _pair_kernels
+
+            self._products = _pair_kernels.Products.of(self._tiles)
 
     @property
     def active_fraction(self) -> float:
@@ -54,7 +58,7 @@ class PairSum:
         if self._runs_kernels:
             from crfield.nn import _pair_kernels
 
-            return _pair_kernels.apply(self._tiles, x)
+            return _pair_kernels.apply(self._tiles, self._products, x)
         return _apply(self._tiles, x)
 
     def row_sums(self) -> Tensor:
@@ -86,6 +90,7 @@ class Tiling:
 
     features : (D, n_slots).
     slot : (P,), where each point lives.
+    point : (n_slots,), which one lives there, -1 for none.
     first, near : the tiles near tile t are near[first[t] : first[t + 1]].
     heaviest_first : tiles by falling number of near ones, so that no long sum starts last.
     """
@@ -97,10 +102,13 @@ class Tiling:
         self.n_slots = self.n_images * slots
 
         order = _curve_order(features)
-        images = torch.arange(self.n_images, device=order.device)
-        self.slot = (torch.argsort(order, dim=1) + slots * images[:, None]).reshape(-1)
-        padding = order[:, -1:].expand(-1, slots - self.n_points)
-        order = torch.cat([order, padding], 1)
+        images = torch.arange(self.n_images, device=order.device)[:, None]
+        places = slots * images + torch.arange(self.n_points, device=order.device)
+        self.slot = torch.empty_like(order).scatter_(1, order, places).reshape(-1)
+        unused = slots - self.n_points
+        point = torch.nn.functional.pad(order + self.n_points * images, (0, unused), value=-1)
+        self.point = point.reshape(-1)
+        order = torch.cat([order, order[:, -1:].expand(-1, unused)], 1)
         compact = torch.gather(features, 1, order[:, :, None].expand(-1, -1, dim))
         self.features = compact.reshape(-1, dim).T.contiguous()
 
@@ -161,17 +169,17 @@ def _feature_gradient(tiles: Tiling, u: Tensor, v: Tensor) -> Tensor:
 def _curve_order(features: Tensor) -> Tensor:
     """Points of each image along a Z-order curve (Morton 1966), (B, N)."""
     used = min(features.shape[2], 16)
-    bits = min(24, 63 // used)
+    bits = min(16, 63 // used)
     f = features[:, :, :used]
     low = f.amin(1, keepdim=True)
     # Cells are cubes, as k is isotropic, and fill the widest extent of the image.
     extent = (f.amax(1, keepdim=True) - low).amax(2, keepdim=True)
     extent = extent.clamp(min=torch.finfo(f.dtype).tiny)
     cell = ((f - low) / extent * (2**bits - 1)).long()
-    code = torch.zeros_like(cell[:, :, 0])
-    axis = torch.arange(used, device=f.device)
+    spread = torch.zeros_like(cell)
     for bit in range(bits):
-        code += (((cell >> bit) & 1) << (bit * used + axis)).sum(2)
+        spread.add_(cell & (1 << bit), alpha=1 << (bit * (used - 1)))
+    code = (spread << torch.arange(used, device=f.device)).sum(2)
     return torch.argsort(code, dim=1, stable=True)
 
 
@@ -179,24 +187,22 @@ def _near_tiles(low: Tensor, high: Tensor, reach: float) -> tuple[Tensor, Tensor
     """Per tile: how many tiles are near, and which; they count through the batch.
 
     low, high : (B, T, D), bounding boxes of the tiles, near if the square of their distance, which
-    bounds that of their points, is up to `reach`. In float64 no pair is lost to rounding.
+    bounds that of their points, is up to `reach`.
     """
-    low, high = low.double(), high.double()
     n_images, n_tiles, dim = low.shape
+    reach *= 1.0 + (dim + 4) * torch.finfo(low.dtype).eps  # no pair is lost to rounding
+    low, high = (box.movedim(2, 0).contiguous() for box in (low, high))
     counts, near = [], []
-    step = max(1, _LARGEST_BLOCK // n_tiles)
-    for begin in range(0, n_images * n_tiles, step):
-        rows = torch.arange(begin, min(begin + step, n_images * n_tiles), device=low.device)
-        image = rows // n_tiles
-        squares = low.new_zeros(len(rows), n_tiles)
-        for d in range(dim):
-            row_low, row_high = low[..., d].reshape(-1)[rows], high[..., d].reshape(-1)[rows]
-            gap = torch.maximum(
-                row_low[:, None] - high[image, :, d], low[image, :, d] - row_high[:, None]
-            )
-            squares += gap.clamp_(min=0.0).square_()
-        is_near = squares <= reach
-        counts.append(is_near.sum(1))
-        row, column = is_near.nonzero(as_tuple=True)
-        near.append((column + image[row] * n_tiles).int())
+    row_step = max(1, _LARGEST_BLOCK // (dim * n_tiles))
+    image_step = max(1, row_step // n_tiles)
+    for image in range(0, n_images, image_step):
+        lows, highs = low[:, image : image + image_step], high[:, image : image + image_step]
+        for begin in range(0, n_tiles, row_step):
+            rows = slice(begin, begin + row_step)
+            gaps = lows[:, :, rows, None] - highs[:, :, None]
+            torch.maximum(gaps, lows[:, :, None] - highs[:, :, rows, None], out=gaps)
+            is_near = gaps.clamp_(min=0.0).square_().sum(0) <= reach
+            counts.append(is_near.sum(2).reshape(-1))
+            found = is_near.nonzero(as_tuple=True)
+            near.append((found[2] + (found[0] + image) * n_tiles).int())
     return torch.cat(counts), torch.cat(near)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crfield.nn._launch import launch
+from crfield.nn._launch import cdiv, launch, next_power_of_two
 from crfield.nn._tables import SortedEntries
 
 _TILE = 1024  # numbers a program works on: four warps, eight numbers a lane
@@ -143,7 +143,7 @@ def splat(vertex: Tensor, weight: Tensor, x: Tensor, scale: Tensor | None, n_row
     width = column_tile(n_columns)
     points = _TILE // width
     launch(
-        _splat, (triton.cdiv(n_points, points), triton.cdiv(n_columns, width)),
+        _splat, (cdiv(n_points, points), cdiv(n_columns, width)),
         vertex, weight, x, weight if scale is None else scale.contiguous(), table, n_points,
         n_columns, quads(table), CORNERS=vertex.shape[1], SCALED=scale is not None,
         POINTS=points, COLUMNS=width,
@@ -161,7 +161,7 @@ def splat_sorted(
     n_chunks = len(entries.begin)
     partial = new_table(x, n_chunks, n_columns)
     width = column_tile(n_columns)
-    tiles = triton.cdiv(n_columns, width)
+    tiles = cdiv(n_columns, width)
     with on_device_of(x):
         _sum_chunks[(n_chunks, tiles)](
             entries.entry, entries.begin, entries.end, weight, x,
@@ -186,7 +186,7 @@ def slice_table(
     width = column_tile(n_columns)
     points = _TILE // width
     launch(
-        _slice, (triton.cdiv(n_points, points), triton.cdiv(n_columns, width)),
+        _slice, (cdiv(n_points, points), cdiv(n_columns, width)),
         vertex, weight, table, weight if scale is None else scale.contiguous(), out, n_points,
         n_columns, quads(table), factor, CORNERS=vertex.shape[1], SCALED=scale is not None,
         POINTS=points, COLUMNS=width,
@@ -204,17 +204,17 @@ def correlate(
     width = column_tile(n_columns)
     points = _TILE // width
     with on_device_of(u):
-        _correlate[(triton.cdiv(n_points, points), corners)](
+        _correlate[(cdiv(n_points, points), corners)](
             vertex, u.contiguous(), v.contiguous(), of_u, of_v, out, n_points, n_columns,
             of_u.stride(0), of_v.stride(0), factor, CORNERS=corners, POINTS=points, COLUMNS=width,
-            TILES=triton.cdiv(n_columns, width),
+            TILES=cdiv(n_columns, width),
         )
     return out
 
 
 def column_tile(n_columns: int) -> int:
     """How many columns a program handles: a power of two, whole vectors of four."""
-    return min(32, max(4, int(triton.next_power_of_2(n_columns))))
+    return min(32, max(4, next_power_of_two(n_columns)))
 
 
 def new_table(like: Tensor, n_rows: int, n_columns: int) -> Tensor:

@@ -6,7 +6,7 @@ rows, B blurs the table, S slices it. B is symmetric, so that K is.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,6 +77,22 @@ class TableOperator:
     def is_deterministic(self) -> bool:
         """Whether sums have a fixed order."""
         return self._deterministic or torch.are_deterministic_algorithms_enabled()
+
+    # Whether the table may have rows that belong to no vertex.
+    has_free_rows = False
+
+    def graph_key(self) -> tuple[object, ...]:
+        """What a recorded run on this operator depends on, besides the number of rows."""
+        return (type(self), self.vertex.shape)
+
+    def graph_inputs(self, given: Any) -> list[tuple[Tensor, Tensor]]:
+        """This operator's tensors with those of another that are to be copied there."""
+        return [(self.vertex, given.vertex), (self.weight, given.weight)]
+
+    def make_room(self, n_rows: int) -> None:
+        """Move to tensors of its own, with room for tables of so many rows."""
+        self.vertex, self.weight = self.vertex.clone(), self.weight.clone()
+        self.n_rows = n_rows
 
     def blur(self, table: Tensor) -> Tensor:
         """B x for a table (n_rows, C)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,16 @@ OUTPUTS = ("logits", "marginals")
 _DEFAULT_TERMS = (
     Pairwise(Spatial(3.0), Potts(3.0)), Pairwise(Bilateral(60.0, 10.0), Potts(5.0)),
 )
+
+
+class _Values(NamedTuple):
+    """Of each term: widths by name, scaled coordinates if its kernel looks at nothing else, and the
+    weighted compatibility.
+    """
+
+    widths: list[dict[str, Tensor]]
+    on_grid: list[Tensor | None]
+    compatibilities: list[Tensor]
 
 
 class DenseCRF(nn.Module):
@@ -85,6 +95,7 @@ class DenseCRF(nn.Module):
         for name in names:
             as_choice(name, "learn", LEARNABLE)
         self._check_guarantee(model)
+        self._remembered: tuple[object, _Values] | None = None
         self.terms = nn.ModuleList(
             PairwiseParameters(term, self.n_labels, names) for term in model.terms
         )
@@ -136,19 +147,44 @@ class DenseCRF(nn.Module):
                 f"{len(spacing)}; give one distance for each grid axis."
             )
         spacing = spacing * (len(grid) // len(spacing))
-        parts = self._parts()
+        known = self._values(grid, spacing, unary)
         scaled = [
-            scaled_features(
-                term.kernel, {k: v.to(work) for k, v in term.decoded_widths().items()}, grid,
-                spacing, image, features or {}, unary,
+            on_grid if on_grid is not None else scaled_features(
+                term.kernel, widths, grid, spacing, image, features or {}, unary
             ).contiguous()
-            for term in parts
+            for term, widths, on_grid in zip(
+                self._parts(), known.widths, known.on_grid, strict=True
+            )
         ]
-        concave = self.algorithm != "parallel"
-        compatibilities = [
-            term.weighted_compatibility(concave=concave).to(work) for term in parts
-        ]
+        compatibilities = known.compatibilities
         return unary, scaled, compatibilities, self._settings(grid)
+
+    def _values(self, grid: tuple[int, ...], spacing: Sequence[float], like: Tensor) -> _Values:
+        """What follows from the parameters alone; without gradients it is remembered."""
+        remembers = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        key = (
+            grid, like.dtype, like.device,
+            *[
+                (x.data_ptr(), 0 if x.is_inference() else x._version)
+                for x in (*self.parameters(), *self.buffers())
+            ],
+        ) if remembers else ()
+        if remembers and self._remembered is not None and self._remembered[0] == key:
+            return self._remembered[1]
+        parts = self._parts()
+        widths = [{k: v.to(like) for k, v in p.decoded_widths().items()} for p in parts]
+        concave = self.algorithm != "parallel"
+        values = _Values(
+            widths,
+            [
+                scaled_features(p.kernel, w, grid, spacing, None, {}, like)
+                if is_on_grid(p.kernel) else None for p, w in zip(parts, widths, strict=True)
+            ],
+            [p.weighted_compatibility(concave=concave).to(like) for p in parts],
+        )
+        if remembers:
+            self._remembered = (key, values)
+        return values
 
     def extra_repr(self) -> str:
         return (
