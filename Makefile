@@ -8,7 +8,7 @@ SEED ?= 0
 # `make test TORCH=no` leaves PyTorch, and the tests of `crfield.nn`, out.
 TORCH ?= yes
 
-.PHONY: demo test lint bench sanitize fuzz thread-check wheels install clean
+.PHONY: demo test test-gpu lint bench sanitize fuzz thread-check wheels install clean
 
 demo: install
 	$(BIN)/crfield demo -o $(OUTPUT)
@@ -18,6 +18,13 @@ test: install
 	-$(BIN)/python -m pip install -q -c constraints.txt --group peer
 	[ "$(TORCH)" = no ] || $(BIN)/python -m pip install -q -c constraints.txt --group torch
 	$(BIN)/python -m pytest
+
+# What needs a GPU, and the Triton kernels on it instead of in their interpreter.
+test-gpu: install
+	$(BIN)/python -m pip install -q -c constraints.txt --group test
+	$(BIN)/python -c "import torch" || $(BIN)/python -m pip install -q -c constraints.txt --group torch
+	$(BIN)/python -m pytest tests/test_nn_gpu.py tests/test_nn_fused.py tests/test_nn_lattice.py \
+	    tests/test_nn_pairs.py
 
 lint: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group lint

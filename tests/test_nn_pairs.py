@@ -266,6 +266,28 @@ def test_products_of_the_farthest_features(dim):
 
 
 @needs_triton
+@pytest.mark.parametrize(("dim", "is_product"), [(40, True), (41, False)])
+def test_many_features(dim, is_product):
+    features, _, v = draw(70, 2, dim, 1, spread=0.2)
+    operator = PairSum(features.float())
+    assert (operator._products is not None) == is_product
+    assert error(operator.apply(v.float()), expected_sum(features, v)) < SUM_ERROR
+
+
+@needs_triton
+def test_runs_of_tiles(monkeypatch):
+    """The last run of a tile's sum may be shorter."""
+    from crfield.nn import _pair_kernels
+
+    options = _pair_kernels.NARROW_PRODUCT_OPTIONS | {"RUN": 2}
+    monkeypatch.setattr(_pair_kernels, "NARROW_PRODUCT_OPTIONS", options)
+    for n_points in (250, 310):
+        features, _, v = draw(n_points, 3, 2, 1)
+        operator = PairSum(features.float())
+        assert error(operator.apply(v.float()), expected_sum(features, v)) < SUM_ERROR
+
+
+@needs_triton
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-8, 1e8, 1e30])
 def test_magnitudes(magnitude):
     """Columns and images of very different sizes, each as precise as on its own."""

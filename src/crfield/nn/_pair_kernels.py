@@ -29,15 +29,18 @@ from crfield.nn._pairs import Tiling
 SUM_OPTIONS = {
     "ROWS": 64, "COLUMNS": 64, "num_warps": 4, "num_stages": 3, "enable_fp_fusion": True,
 }
-# Tensor cores cut off what they add (2^-24 of the sum at a time, always downwards): every RUN tiles
-# their sum joins one that is rounded.
+# Tensor cores cut off what they add, some 2^-24 of the sum each time and always towards zero: after
+# every RUN tiles their sum joins one that is rounded.
 PRODUCT_OPTIONS = {"RUN": 128, "num_warps": 4, "num_stages": 2}
+# For up to 32 columns of x: 96 registers let five programs share a multiprocessor.
+NARROW_PRODUCT_OPTIONS = PRODUCT_OPTIONS | {"maxnreg": 96}
 GRADIENT_OPTIONS = {
     "ROWS": 64, "COLUMNS": 64, "num_warps": 4, "num_stages": 2, "enable_fp_fusion": True,
 }
 WIDEST = 128  # columns of x that share the exponentials
 WIDEST_PRODUCT = 128  # columns of one step of the products u_i'v_j
 FARTHEST = 24.0  # from the middle of the image, for products: 3e-4 of error at most
+DEEPEST = 128  # numbers in a factor of a product: shared memory holds several tiles of them
 
 _TOP = 15  # binary exponent that factors are brought to
 
@@ -60,15 +63,20 @@ class Products:
         high, low = _split(g, 2)
         a = torch.stack(_split(7.5 - 0.5 * g.square().sum(-1), 3), -1)
         one = torch.ones_like(a)
-        n_columns = 3 * g.shape[-1] + 6
-        self.depth = _width(n_columns)
-        rest = a.new_zeros(len(a), self.depth - n_columns)
+        self.depth = self.depth_of(g.shape[-1])
+        rest = a.new_zeros(len(a), self.depth - 3 * g.shape[-1] - 6)
         self.left = torch.cat([high, high, low, a, one, rest], 1)
         self.right = torch.cat([high, low, high, one, a, rest], 1)
 
     @staticmethod
+    def depth_of(dim: int) -> int:
+        return _width(3 * dim + 6)
+
+    @staticmethod
     def of(tiles: Tiling) -> Products | None:
-        """None where features are too far apart."""
+        """None where features are too far apart, or too many."""
+        if Products.depth_of(len(tiles.features)) > DEEPEST:
+            return None
         f = tiles.features.T.reshape(tiles.n_images, -1, len(tiles.features)).double()
         g = f - 0.5 * (f.amin(1, keepdim=True) + f.amax(1, keepdim=True))
         if g.square().sum(-1).max().item() > FARTHEST**2:
@@ -95,9 +103,10 @@ def apply(tiles: Tiling, products: Products | None, x: Tensor) -> Tensor:
         torch.ldexp(one, exponents - 2 * _TOP), n_columns, n_tiles // tiles.n_images,
     )
     if products is not None:
+        options = NARROW_PRODUCT_OPTIONS if width <= 32 else PRODUCT_OPTIONS
         _product_sum_kernel[(n_tiles, blocks)](
             products.left, products.right, *shared,
-            TILE=tiles.tile, DEPTH=products.depth, WIDTH=width, **PRODUCT_OPTIONS,
+            TILE=tiles.tile, DEPTH=products.depth, WIDTH=width, **options,
         )
     else:
         _sum_kernel[(tiles.n_slots // SUM_OPTIONS["ROWS"], blocks)](
@@ -279,23 +288,15 @@ def _product_sum_kernel(
     left += row.to(tl.int64) * DEPTH
     left_rows = tl.load(left + rows[:, None] * DEPTH + depth[None, :])
     total = tl.zeros((TILE, WIDTH), tl.float32)
-    if RUN == 0:
-        for part in range(count):
+    for begin in range(0, count, RUN):
+        run = tl.zeros((TILE, WIDTH), tl.float32)
+        for part in range(begin, tl.minimum(begin + RUN, count)):
             start = tl.load(near + part).to(tl.int64) * TILE
             right_at = right + start * DEPTH + (rows[None, :] * DEPTH + depth[:, None])
             x_at = x + start * stride + (rows[:, None] * stride + block[None, :])
             k = tl.exp2(tl.dot(left_rows, tl.load(right_at))).to(tl.float16)
-            total = tl.dot(k, tl.load(x_at), total)
-    else:
-        for begin in range(0, count, RUN):
-            run = tl.zeros((TILE, WIDTH), tl.float32)
-            for part in range(begin, tl.minimum(begin + RUN, count)):
-                start = tl.load(near + part).to(tl.int64) * TILE
-                right_at = right + start * DEPTH + (rows[None, :] * DEPTH + depth[:, None])
-                x_at = x + start * stride + (rows[:, None] * stride + block[None, :])
-                k = tl.exp2(tl.dot(left_rows, tl.load(right_at))).to(tl.float16)
-                run = tl.dot(k, tl.load(x_at), run)
-            total += run
+            run = tl.dot(k, tl.load(x_at), run)
+        total += run
     _store_points(out, total, row, block, points, scales, n_columns, tiles_per_image, TILE, TILE)
 
 

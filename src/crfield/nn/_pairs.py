@@ -18,7 +18,7 @@ from crfield.nn._backend import runs_kernels
 
 TILE = 64  # points that are taken or left out together
 
-_LARGEST_BLOCK = 2**24  # numbers in one block of a matrix that is too large to be stored whole
+_LARGEST_BLOCK = 2**22  # numbers in one block of a matrix that is too large to be stored whole
 
 
 class PairSum:
@@ -32,7 +32,7 @@ class PairSum:
             |gradient_i - exact| <= r tol sum_j |c_ij|, r = sqrt(-2 log tol), if tol < exp(-1/2),
 
         where c_ij = u_i'v_j + v_i'u_j: k |f_i - f_j| falls beyond a distance of 1, and what is left
-        out is farther than r. The list of pairs is symmetric, and with it K.
+        out is farther than r. The list of pairs is symmetric, and with it K but for rounding.
 
     What is applied has the features' dtype and device.
     """
@@ -191,17 +191,21 @@ def _near_tiles(low: Tensor, high: Tensor, reach: float) -> tuple[Tensor, Tensor
     """
     n_images, n_tiles, dim = low.shape
     reach *= 1.0 + (dim + 4) * torch.finfo(low.dtype).eps  # no pair is lost to rounding
-    low, high = (box.movedim(2, 0).contiguous() for box in (low, high))
+    low_axes, high_axes = low.unbind(2), high.unbind(2)
     counts, near = [], []
-    row_step = max(1, _LARGEST_BLOCK // (dim * n_tiles))
+    row_step = max(1, _LARGEST_BLOCK // n_tiles)
     image_step = max(1, row_step // n_tiles)
     for image in range(0, n_images, image_step):
-        lows, highs = low[:, image : image + image_step], high[:, image : image + image_step]
+        images = slice(image, image + image_step)
         for begin in range(0, n_tiles, row_step):
             rows = slice(begin, begin + row_step)
-            gaps = lows[:, :, rows, None] - highs[:, :, None]
-            torch.maximum(gaps, lows[:, :, None] - highs[:, :, rows, None], out=gaps)
-            is_near = gaps.clamp_(min=0.0).square_().sum(0) <= reach
+            squares = low.new_zeros(())
+            for low_d, high_d in zip(low_axes, high_axes, strict=True):
+                gap = low_d[images, rows, None] - high_d[images, None]
+                torch.maximum(gap, low_d[images, None] - high_d[images, rows, None], out=gap)
+                gap.clamp_(min=0.0)
+                squares = torch.addcmul(squares, gap, gap)
+            is_near = squares <= reach
             counts.append(is_near.sum(2).reshape(-1))
             found = is_near.nonzero(as_tuple=True)
             near.append((found[2] + (found[0] + image) * n_tiles).int())
