@@ -22,6 +22,7 @@ from crfield import (  # noqa: E402
     Symmetric,
 )
 from crfield import nn as crf_nn  # noqa: E402
+from crfield.nn import _function  # noqa: E402
 from crfield.nn._choice import build_operator  # noqa: E402
 from crfield.nn._native_run import NativeRun  # noqa: E402
 from crfield.nn._tensor_run import TensorRun, solve_self_pairs  # noqa: E402
@@ -283,6 +284,16 @@ def test_compiled_graphs_agree():
         found.append([out.detach(), x.grad, *(p.grad.clone() for p in layer.parameters())])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_compiled_inference_keeps_nothing():
+    layer = crf_nn.DenseCRF(3, POTTS_TERMS)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    logits, image = some_batch(dtype=torch.float32)
+    _function._WAITING.clear()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(logits, image), layer(logits, image))
+    assert not _function._WAITING
 
 
 def test_many_compiled_runs_before_the_way_back():

@@ -64,8 +64,8 @@ def test_pair_energy_is_the_sum_over_all_pairs(compatibility):
         kernel = np.exp(-0.5 * ((points[:, None] - points[None]) ** 2).sum(-1))
         flat = q[k].reshape(3, -1).T
         wanted += 0.5 * np.einsum("ia,ij,jb,ab->", flat, kernel, flat, mu)
-    found = crf_nn.PairwiseEnergy(crf)(logits, image)
-    assert float(found.detach()) == pytest.approx(wanted / 40, rel=1e-6)  # weights are kept in float32
+    found = crf_nn.PairwiseEnergy(crf)(logits, image).item()
+    assert found == pytest.approx(wanted / 40, rel=1e-6)  # weights are kept in float32
 
 
 @pytest.mark.parametrize("normalization", ["symmetric", "none", "after"])

@@ -38,8 +38,11 @@ def mean_field(
         a symmetric matrix (L, L).
     """
     if torch.compiler.is_compiling():
+        keep = torch.is_grad_enabled() and any(
+            x.requires_grad for x in (unary, *features, *compatibilities)
+        )
         marginals, _ = compiled_forward(
-            unary, list(features), list(compatibilities), settings.to_text()
+            unary, list(features), list(compatibilities), settings.to_text(), keep
         )
     else:
         marginals = _MeanField.apply(settings, len(features), unary, *features, *compatibilities)
@@ -184,22 +187,23 @@ _counter = 0
 
 @torch.library.custom_op("crfield::mean_field", mutates_args=())
 def compiled_forward(
-    unary: Tensor, features: list[Tensor], compatibilities: list[Tensor], settings: str
+    unary: Tensor, features: list[Tensor], compatibilities: list[Tensor], settings: str, keep: bool
 ) -> tuple[Tensor, Tensor]:
-    """`mean_field` and the number under which the run waits."""
+    """`mean_field` and the number under which the run waits, if it is to be kept."""
     global _counter
     parsed = Settings.from_text(settings)
-    run = _start(unary, features, compatibilities, parsed, keep=True)
-    _counter += 1
-    _WAITING[_counter] = run
-    while len(_WAITING) > _MOST_WAITING:
-        _WAITING.popitem(last=False)
+    run = _start(unary, features, compatibilities, parsed, keep=keep)
+    if keep:
+        _counter += 1
+        _WAITING[_counter] = run
+        while len(_WAITING) > _MOST_WAITING:
+            _WAITING.popitem(last=False)
     return _result(run, parsed).clone(), torch.tensor(_counter)
 
 
 @compiled_forward.register_fake
 def _(
-    unary: Tensor, features: list[Tensor], compatibilities: list[Tensor], settings: str
+    unary: Tensor, features: list[Tensor], compatibilities: list[Tensor], settings: str, keep: bool
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(unary), torch.empty((), dtype=torch.int64)
 
@@ -238,7 +242,7 @@ def _(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    unary, features, compatibilities, settings = inputs
+    unary, features, compatibilities, settings, _ = inputs
     ctx.n_terms, ctx.settings = len(features), settings
     ctx.widths = [values.requires_grad for values in features]
     ctx.save_for_backward(output[1], unary, *features, *compatibilities)
@@ -253,7 +257,7 @@ def _compiled_gradient(ctx: Any, given: Tensor, _: Tensor) -> tuple[Any, ...]:
     by_features = [
         g if w else None for g, w in zip(found[1 : 1 + ctx.n_terms], ctx.widths, strict=True)
     ]
-    return found[0], by_features, found[1 + ctx.n_terms :], None
+    return found[0], by_features, found[1 + ctx.n_terms :], None, None
 
 
 compiled_forward.register_autograd(_compiled_gradient, setup_context=_remember)

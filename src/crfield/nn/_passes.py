@@ -84,7 +84,7 @@ def run_passes(
     plains: Sequence[TableOperator], tensors: Sequence[Tensor], normalized: Sequence[bool],
     n_iter: int, *, keep: bool,
 ) -> list[Tensor]:
-    """softmax(-unary) and n_iter updates of it, as a list that `Passes.of` reads.
+    """softmax(-unary) and n_iter updates of it, as a list that `Passes.of` reads if all is kept.
 
     tensors : the unary (P, L), and for each term (L,) the energy that a filtered row stands for.
     normalized : whether a term's rows sum to about 1.
@@ -107,7 +107,7 @@ def run_passes(
             old = [plain.blur(table) for plain, table in zip(plains, new, strict=True)]
             if keep:
                 tables += old
-    return [trace, *scales, *tables]
+    return [trace, *scales, *tables] if keep else [trace]
 
 
 def go_back(
