@@ -13,9 +13,9 @@ from crfield.cli import main
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-@pytest.mark.parametrize("name", ["learning.md"])
-def test_every_block_of_a_tutorial(name, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("scipy")
+@pytest.mark.parametrize(("name", "needed"), [("learning.md", "scipy"), ("nn.md", "torch")])
+def test_every_block_of_a_tutorial(name, needed, tmp_path, monkeypatch, capsys):
+    pytest.importorskip(needed, reason=f"{name} needs {needed}")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     ran = 0

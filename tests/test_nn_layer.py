@@ -233,6 +233,14 @@ def test_self_pairs_are_solved():
         assert max(spread) < 1e-6 * (1 + alpha)
 
 
+def test_implicit_gradients_far_from_a_fixed_point_are_refused():
+    terms = [Pairwise(Spatial(3.0), Potts(8.0)), Pairwise(Bilateral(20.0, 60.0), Potts(10.0))]
+    layer = crf_nn.DenseCRF(3, terms, n_iter=1, gradient="implicit")
+    logits, image = some_batch(grid=(12, 13), dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="not reached a fixed point"):
+        layer((0.1 * logits).requires_grad_(), image).square().sum().backward()
+
+
 def test_checkpoints_change_nothing():
     logits, image = some_batch(dtype=torch.float32)
     found = []

@@ -6,7 +6,6 @@ iteration t, g^(t-1) = (Psi + sum_m s^(m) mu^(m))' b^(t).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from crfield.nn._settings import Settings
 # Steps back at a fixed point: until b is this small beside the first one, at most so many.
 _IMPLICIT_TOL = {torch.float32: 1e-6, torch.float64: 1e-12}
 _IMPLICIT_STEPS = 500
+_IMPLICIT_GROWTH, _IMPLICIT_ENOUGH = 1e3, 1e-2  # where it is given up, and what will still do
 
 
 class FeatureSum(Protocol):
@@ -184,21 +184,26 @@ class TensorRun:
             steps = len(trace) - 1
         total = torch.zeros_like(self._unary)
         b = self._first(given, trace[-1], is_softmax=len(trace) == 1)
-        largest = float(b.abs().max()) if implicit and b.numel() else math.inf
+        largest = left = float(b.abs().max()) if implicit and b.numel() else 0.0
         for step in range(steps):
             old, new = (trace[0], trace[0]) if implicit else (trace[-2 - step], trace[-1 - step])
             total = total + b
             g = self._back(b, old, new, by_mu, sums)
             if implicit:
                 b = self._jacobian(new, g)
-                if float(b.abs().max()) <= _IMPLICIT_TOL[b.dtype] * largest:
+                left = float(b.abs().max())
+                if left <= _IMPLICIT_TOL[b.dtype] * largest:
                     break
+                if not left <= _IMPLICIT_GROWTH * largest:  # True for NaN as well
+                    raise _not_settled()
             elif step + 1 < steps:
                 b = self._jacobian(old, g)
             else:
                 b = softmax_jacobian(old, g)
         if not implicit:
             total = total + b
+        elif left > _IMPLICIT_ENOUGH * largest:
+            raise _not_settled()
         return Gradients(
             total.reshape(self._shape), [None if s is None else s.total() for s in sums],
             [by_compatibility(mu, c) for mu, c in zip(by_mu, self._compatibilities, strict=True)],
@@ -248,6 +253,13 @@ class TensorRun:
                     owner = new if self._convex else old
                     gradient.add_diagonal(-(pushed * owner).sum(1))
         return g
+
+
+def _not_settled() -> RuntimeError:
+    return RuntimeError(
+        "the implicit gradient does not settle: inference has not reached a fixed point; use more "
+        'iterations, smaller weights or gradient="unrolled"'
+    )
 
 
 def softmax_jacobian(q: Tensor, g: Tensor) -> Tensor:
