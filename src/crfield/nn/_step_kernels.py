@@ -176,8 +176,7 @@ def _correlate(
 def update(unary: Tensor, q: Tensor | None, terms: list[TermTables], quads: int) -> None:
     """New marginals from the terms' old tables, if they have any, into q and their new tables."""
     n_points, n_labels = unary.shape
-    labels = max(4, next_power_of_two(n_labels))
-    points = max(1, _TILE // labels)
+    points, labels = _tile(n_labels)
     launch(
         _update, (cdiv(n_points, points),),
         unary, unary if q is None else q, n_points, n_labels, quads,
@@ -196,8 +195,7 @@ def update_back(
 ) -> None:
     """One step back: into `total`, `by_factor`, `back` and the terms' new tables."""
     n_points, n_labels = q.shape
-    labels = max(4, next_power_of_two(n_labels))
-    points = max(1, _TILE // labels)
+    points, labels = _tile(n_labels)
     launch(
         _update_back, (cdiv(n_points, points),),
         q, total, total if back is None else back, by_factor, n_points, n_labels, quads,
@@ -215,14 +213,19 @@ def correlate(
 ) -> None:
     """Adds d sum(factor b * K~ q) / d weight, normalisation held fixed, to `by_weight`."""
     n_points, n_labels = q.shape
-    labels = max(4, next_power_of_two(n_labels))
-    points = max(1, _TILE // labels)
+    points, labels = _tile(n_labels)
     launch(
         _correlate, (cdiv(n_points, points),),
         b, q, n_points, n_labels, quads, term.vertex, term.pre, term.post, term.factor, of_b, of_q,
         by_weight, CORNERS=term.vertex.shape[1], POINTS=points, LABELS=labels,
         num_warps=_WARPS,
     )
+
+
+def _tile(n_labels: int) -> tuple[int, int]:
+    """How many points and labels a program works on: always whole rows."""
+    labels = max(4, next_power_of_two(n_labels))
+    return max(1, _TILE // labels), labels
 
 
 def _flat(term: TermTables, unused: Tensor) -> tuple[Tensor, ...]:
