@@ -1,9 +1,11 @@
 """The CRF layer: gradients against central differences, and agreement with the NumPy model."""
 
 import dataclasses
+import gc
 import io
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -239,6 +241,122 @@ def test_implicit_gradients_far_from_a_fixed_point_are_refused():
     logits, image = some_batch(grid=(12, 13), dtype=torch.float32)
     with pytest.raises(RuntimeError, match="not reached a fixed point"):
         layer((0.1 * logits).requires_grad_(), image).square().sum().backward()
+
+
+def test_nothing_is_remembered_that_has_changed():
+    """`.data` and fused optimizers write to parameters without a trace."""
+    layer = crf_nn.DenseCRF(3, POTTS_TERMS)
+    logits, image = some_batch(dtype=torch.float32)
+    for change in (
+        lambda: layer.terms[0].weight.data.add_(1.0), lambda: setattr(layer, "spacing", (3.0,)),
+        lambda: setattr(layer, "algorithm", "cccp"),
+    ):
+        with torch.no_grad():
+            before = layer(logits, image)
+        change()
+        with torch.no_grad():
+            after = layer(logits, image)
+        assert not torch.equal(before, after)
+        torch.testing.assert_close(after, layer(logits, image).detach(), rtol=0, atol=0)
+
+
+def test_inference_mode():
+    terms = [Pairwise(Spatial(3.0), Potts(1.0))]
+    layer = crf_nn.DenseCRF(2, terms, output="marginals")
+    logits = torch.randn(1, 2, 60, 61)
+    with torch.inference_mode():
+        found = layer(logits)
+        _, features, _, settings = layer.prepare(logits, None, None)
+        for _ in range(2):  # the second one is remembered
+            build_operator(features[0], settings.terms[0], settings, 1, torch.float32)
+    torch.testing.assert_close(found.clone(), layer(logits).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16, torch.uint16])
+def test_images_of_whole_numbers_have_the_scale_of_arrays(dtype):
+    layer = crf_nn.DenseCRF(3, POTTS_TERMS, output="marginals")
+    logits, image = some_batch(dtype=torch.float32)
+    picture = (image > 128).to(dtype) if dtype == torch.bool else image.to(torch.int32).to(dtype)
+    found = layer(logits, picture)[0].detach().permute(1, 2, 0).numpy()
+    wanted = layer.to_model().infer(
+        picture[0].permute(1, 2, 0).numpy(), -logits[0].permute(1, 2, 0).numpy(), max_iter=5, tol=0
+    )
+    np.testing.assert_allclose(found, wanted.marginals, atol=1e-5)
+
+
+@pytest.mark.parametrize("gradient", ["unrolled", "implicit"])
+def test_no_updates_at_all(gradient):
+    layer = crf_nn.DenseCRF(3, POTTS_TERMS, n_iter=0, gradient=gradient).double()
+    check_gradients(layer, *some_batch(n_images=1), fast=True)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    logits, image = some_batch()
+    compiled(logits.requires_grad_(), image).sum().backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_numbers_that_are_none_stay_none():
+    layer = crf_nn.DenseCRF(3, POTTS_TERMS)
+    logits, image = some_batch(dtype=torch.float32)
+    logits[0, 1, 2, 3] = torch.nan
+    logits[1, 0, 1, 1] = torch.inf
+    logits[1, 2, 0, 0] = -torch.inf  # a label that a pixel cannot have
+    found = layer(logits.requires_grad_(), image)
+    assert found[0, :, 2, 3].isnan().all()
+    assert found[1, :, 1, 1].isnan().all()
+    assert found.isnan().sum() == 6
+    found.sum().backward()
+    assert logits.grad.isnan().any()
+
+
+def test_widths_that_do_not_fit_are_refused():
+    logits, image = some_batch(dtype=torch.float32)
+    for kernel in (
+        Spatial([1.0, 2.0, 3.0]), Bilateral(3.0, [1.0, 2.0]), Bilateral([1.0, 2.0, 3.0], 4.0),
+        Bilateral(covariance=np.eye(4)),
+    ):
+        with pytest.raises(InputError, match="widths must be one number"):
+            crf_nn.DenseCRF(3, [Pairwise(kernel, Potts(1.0))])(logits, image)
+
+
+def test_a_run_is_let_go_after_the_way_back():
+    layer = crf_nn.DenseCRF(3, POTTS_TERMS, output="marginals")
+    logits, image = some_batch(dtype=torch.float32)
+    made = []
+    start = NativeRun.__init__
+
+    def watched(self, *arguments, **keywords):
+        start(self, *arguments, **keywords)
+        made.append(weakref.ref(self))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NativeRun, "__init__", watched)
+        found = layer(logits.requires_grad_(), image)
+        loss = found.square().sum()
+        loss.backward(retain_graph=True)
+        assert made[0]() is not None
+        loss.backward()
+    gc.collect()
+    assert made[0]() is None
+    with torch.autograd.graph.save_on_cpu():
+        again = layer(logits, image).square().sum()
+    logits.grad = None
+    again.backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_results_may_be_written_to():
+    logits, image = some_batch(dtype=torch.float32)
+    for gradient in ("unrolled", "implicit"):
+        layer = crf_nn.DenseCRF(
+            3, [Pairwise(Spatial(2.0), Potts(0.5))], output="marginals", gradient=gradient,
+            n_iter=20,
+        )
+        layer(logits.clone().requires_grad_(), image).add_(0.3).sum().backward()
+
+
+def test_half_precision_parameters():
+    layer = crf_nn.DenseCRF(3, [Pairwise(Spatial(2.0), Symmetric(MATRIX))]).half()
+    assert torch.isfinite(layer(some_batch(dtype=torch.float32)[0])).all()
 
 
 def test_checkpoints_change_nothing():

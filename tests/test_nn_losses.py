@@ -87,6 +87,14 @@ def test_gradients_of_pair_energies(normalization):
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
+def test_pair_energies_within_compiled_graphs():
+    logits, _, image = some_batch()
+    energy = crf_nn.PairwiseEnergy(crf_nn.DenseCRF(3, [Pairwise(Spatial(2.0), Potts(1.0))]))
+    compiled = torch.compile(energy, backend="aot_eager")
+    assert compiled(logits, image).item() == pytest.approx(energy(logits, image).item())
+
+
 def test_a_network_is_drawn_to_cheap_marginals():
     """Descent on the energy of a noisy labelling removes what the image does not support."""
     rng = torch.Generator().manual_seed(1)

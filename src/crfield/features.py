@@ -21,7 +21,7 @@ from crfield._validate import (
 )
 
 # Integer images are brought to the customary 0..255 scale, so that one colour width fits them all.
-_INTEGER_SCALE = {"uint8": 1.0, "uint16": 255.0 / 65535.0, "bool": 255.0}
+INTEGER_SCALE = {"uint8": 1.0, "uint16": 255.0 / 65535.0, "bool": 255.0}
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Observation:
             # The whole image decides, so that a mask does not change the scale.
             low, high = float(image.min()), float(image.max())
             return 255.0 if low >= 0.0 and high <= 1.0 else 1.0
-        return _INTEGER_SCALE.get(image.dtype.name, 1.0)
+        return INTEGER_SCALE.get(image.dtype.name, 1.0)
 
 
 def observe(

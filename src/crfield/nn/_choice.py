@@ -55,7 +55,8 @@ def _find_grid(
     coordinates: Tensor, settings: Settings, n_images: int, dtype: torch.dtype
 ) -> Grid | None:
     """The grid of nodes for these coordinates, None if it would have too many."""
-    key = (coordinates._version, n_images, dtype, settings.deterministic)
+    version = 0 if coordinates.is_inference() else coordinates._version
+    key = (version, n_images, dtype, settings.deterministic)
     found = _grids.get(coordinates)
     if found is None or found[0] != key:
         layout = GridLayout(coordinates, settings.grid)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from crfield._validate import InputError
+from crfield.features import INTEGER_SCALE
 from crfield.kernels import Bilateral, FeatureKernel, Kernel, Spatial
 
 
@@ -31,6 +32,7 @@ def scaled_features(
     if isinstance(kernel, Spatial):
         sigma = widths["sigma"]
         if sigma.ndim < 2:
+            _check_size(sigma, len(grid))
             each = sigma.expand(len(grid))
             return torch.cat([axis / width for axis, width in zip(axes, each, strict=True)])
         return _divide(_positions(axes, like), sigma)
@@ -53,7 +55,16 @@ def _positions(axes: Sequence[Tensor], like: Tensor) -> Tensor:
     return points.expand(len(like), -1, -1)
 
 
+def _check_size(widths: Tensor, dim: int) -> None:
+    if widths.ndim and widths.shape[-1] != dim:
+        raise InputError(
+            f"a kernel's widths must be one number or one for each of the {dim} features they "
+            f"divide, got {widths.shape[-1]}; match the grid's dimensions and the image's channels."
+        )
+
+
 def _divide(values: Tensor, widths: Tensor) -> Tensor:
+    _check_size(widths, values.shape[-1])
     if widths.ndim < 2:
         return values / widths
     whitened = torch.linalg.solve_triangular(widths, values.transpose(-1, -2), upper=False)
@@ -79,6 +90,8 @@ def _colors(kernel: Bilateral, image: Tensor | None, grid: Sequence[int], like: 
         low, high = values.detach().amin((1, 2)), values.detach().amax((1, 2))
         unit = (low >= 0.0) & (high <= 1.0)
         values = values * torch.where(unit, 255.0, 1.0).to(like)[:, None, None]
+    else:
+        values = values * INTEGER_SCALE.get(str(image.dtype).removeprefix("torch."), 1.0)
     return rgb_to_lab(values) if kernel.color_space == "lab" else values
 
 

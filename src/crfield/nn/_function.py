@@ -85,7 +85,7 @@ def _result(run: Run, settings: Settings) -> Tensor:
     marginals = run.marginals
     if settings.log_marginals:
         return marginals.clamp_min(torch.finfo(marginals.dtype).tiny).log()
-    return marginals
+    return marginals.clone()  # the caller may write to it
 
 
 def _by_inputs(
@@ -103,12 +103,20 @@ def _by_inputs(
     return found
 
 
+@torch.compiler.disable  # its numbers come from outside the graph
 def pair_energy(
     q: Tensor, features: Sequence[Tensor], compatibilities: Sequence[Tensor], settings: Settings
 ) -> Tensor:
     """1/2 sum_m sum(q * K^(m) q mu^(m)) of marginals (B, N, L), self-pairs included."""
     energy: Tensor = _PairEnergy.apply(settings, len(features), q, *features, *compatibilities)
     return energy
+
+
+def _holder(like: Tensor, held: object) -> Tensor:
+    """A tensor to be saved for the way back, which is let go with all others once it was gone."""
+    holder = like.new_empty(0)
+    holder.held = held  # type: ignore[attr-defined]
+    return holder
 
 
 class _PairEnergy(torch.autograd.Function):
@@ -120,26 +128,28 @@ class _PairEnergy(torch.autograd.Function):
         )
         flat = q.reshape(-1, q.shape[-1])
         filtered = [operator.apply(flat) for operator in operators]
-        ctx.settings, ctx.operators = settings, operators
-        ctx.save_for_backward(flat, *features, *compatibilities, *filtered)
+        ctx.settings, ctx.n_terms, ctx.shape = settings, n_terms, q.shape
+        ctx.save_for_backward(_holder(q, operators), flat, *features, *compatibilities, *filtered)
         energy = q.new_zeros(())
         for part, compatibility in zip(filtered, compatibilities, strict=True):
             mu = matrix_of(compatibility, q.shape[-1])
             energy = energy + 0.5 * (mu * (flat.T @ part)).sum()
-        ctx.shape = q.shape
         return energy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
-        q, *rest = ctx.saved_tensors
-        n = len(ctx.operators)
+        holder, q, *rest = ctx.saved_tensors
+        n = ctx.n_terms
         features, compatibilities, filtered = rest[:n], rest[n : 2 * n], rest[2 * n :]
+        operators = getattr(holder, "held", None)  # hooks on saved tensors may lose it
+        if operators is None:
+            operators = build_operators(features, ctx.settings, ctx.shape[0], q.dtype)
         by_q = torch.zeros_like(q)
         rows: list[Tensor | None] = []
         by_compatibilities = []
         for m, (operator, compatibility, part) in enumerate(
-            zip(ctx.operators, compatibilities, filtered, strict=True)
+            zip(operators, compatibilities, filtered, strict=True)
         ):
             mu = matrix_of(compatibility, q.shape[1])
             back = part if operator.is_symmetric else operator.apply_transpose(q)
@@ -164,17 +174,20 @@ class _MeanField(torch.autograd.Function):
         keep = any(ctx.needs_input_grad)
         run = _start(unary, features, compatibilities, settings, keep=keep)
         if keep:
-            ctx.run, ctx.settings = run, settings
-            ctx.save_for_backward(*features)
+            ctx.settings, ctx.n_terms = settings, n_terms
+            ctx.save_for_backward(_holder(unary, run), unary, *inputs)
         return _result(run, settings)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
-        features = ctx.saved_tensors
-        n_terms = len(features)
-        widths = list(ctx.needs_input_grad[3 : 3 + n_terms])
-        found = ctx.run.backward(given, widths)
+        holder, unary, *inputs = ctx.saved_tensors
+        features, compatibilities = inputs[: ctx.n_terms], inputs[ctx.n_terms :]
+        widths = list(ctx.needs_input_grad[3 : 3 + ctx.n_terms])
+        run = getattr(holder, "held", None)  # hooks on saved tensors may lose it
+        if run is None:
+            run = _start(unary, features, compatibilities, ctx.settings, keep=True)
+        found = run.backward(given, widths)
         by_features = _by_inputs(found.features, features, ctx.settings)
         return (None, None, found.unary, *by_features, *found.compatibilities)
 
@@ -198,7 +211,7 @@ def compiled_forward(
         _WAITING[_counter] = run
         while len(_WAITING) > _MOST_WAITING:
             _WAITING.popitem(last=False)
-    return _result(run, parsed).clone(), torch.tensor(_counter)
+    return _result(run, parsed), torch.tensor(_counter)
 
 
 @compiled_forward.register_fake
@@ -220,10 +233,11 @@ def compiled_backward(
         run = _start(unary, features, compatibilities, parsed, keep=True)
     found = run.backward(given.contiguous(), widths)
     by_features = _by_inputs(found.features, features, parsed)
-    return [
-        found.unary, *(given.new_empty(0) if g is None else g for g in by_features),
-        *found.compatibilities,
+    known = [
+        by if by is not None else torch.zeros_like(values) if wanted else given.new_empty(0)
+        for by, values, wanted in zip(by_features, features, widths, strict=True)
     ]
+    return [found.unary, *known, *found.compatibilities]
 
 
 @compiled_backward.register_fake

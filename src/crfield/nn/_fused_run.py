@@ -57,6 +57,7 @@ class FusedRun(TensorRun):
             and all(
                 isinstance(operator, NormalizedOperator) and operator.is_symmetric
                 and isinstance(operator.plain, TableOperator)
+                and not operator.plain.is_deterministic
                 for operator in operators
             )
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from crfield.nn._tables import TableOperator
 
-_FIRST_RUNS = 2
+_FIRST_RUNS, _PATIENCE = 2, 100
 _MOST_KINDS, _MOST_GRAPHS = 16, 4
 _lock = threading.Lock()
 _seen: OrderedDict[tuple[Any, ...], int] = OrderedDict()
@@ -49,9 +49,14 @@ def replay(
                 while len(_seen) > _MOST_KINDS:
                     _seen.popitem(last=False)
                 return function(plains, tensors)
-            graph = _graphs[key] = _Graph(function, plains, tensors)
+            try:
+                graph = _graphs[key] = _Graph(function, plains, tensors)
+            except torch.cuda.OutOfMemoryError:
+                _seen[key] = -_PATIENCE
+                return function(plains, tensors)
             while len(_graphs) > _MOST_GRAPHS:
-                _graphs.popitem(last=False)
+                dropped, _ = _graphs.popitem(last=False)
+                _seen[dropped] = -_PATIENCE  # sizes that take turns are not recorded over and over
         _graphs.move_to_end(key)
         return graph.replay(plains, tensors)
 
@@ -71,14 +76,20 @@ class _Graph:
     ) -> None:
         self._plains = [_roomier(plain, _capacity(plain)) for plain in plains]
         self._tensors = [x.clone(memory_format=torch.contiguous_format) for x in tensors]
+        self._device = tensors[0].device
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._found = function(self._plains, self._tensors)
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.Stream(self._device)
+            with torch.cuda.graph(
+                self._graph, stream=stream, capture_error_mode="thread_local"
+            ):
+                self._found = function(self._plains, self._tensors)
 
     def replay(self, plains: Sequence[TableOperator], tensors: Sequence[Tensor]) -> list[Tensor]:
         """The function of other values."""
         self._copy_in(plains, tensors)
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._graph.replay()
         return [found.clone(memory_format=torch.preserve_format) for found in self._found]
 
     def _copy_in(self, plains: Sequence[TableOperator], tensors: Sequence[Tensor]) -> None:

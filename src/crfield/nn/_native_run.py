@@ -66,6 +66,12 @@ class NativeRun:
                 self._images.append((problem, trace))
         if not keep:
             self._images = None
+        # Costs without a softmax are NaN here and in every gradient, as in any other layer.
+        self._bad: Tensor | None = None
+        if not torch.isfinite(unary.sum()):
+            bad = unary.isnan() | (unary == -torch.inf)
+            self._bad = bad.any(-1) | (unary == torch.inf).all(-1)
+            self.marginals[self._bad] = torch.nan
 
     def _infer(self, image: int, *, keep: bool) -> tuple[Problem | Plan, list[State]]:
         unary, features = self._inputs
@@ -86,6 +92,8 @@ class NativeRun:
 
     def backward(self, given: Tensor, widths: Sequence[bool]) -> Gradients:
         """From dL / d marginals (or d log marginals), (B, N, L)."""
+        if self._bad is not None:
+            given = given.masked_fill(self._bad[..., None], torch.nan)
         unary = torch.empty_like(given, memory_format=torch.contiguous_format)
         n_labels = given.shape[-1]
         by_mu = [np.zeros((n_labels, n_labels)) for _ in widths]

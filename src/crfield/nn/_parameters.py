@@ -74,6 +74,8 @@ class PairwiseParameters(nn.Module):
             return self._value("compatibility")
         values = self.compatibility
         assert isinstance(values, Tensor)
+        if values.dtype in (torch.float16, torch.bfloat16):
+            values = values.float()  # eigenvalues need more digits
         mu = 0.5 * (values + values.T)
         projected: Tensor = _ProjectCompatibility.apply(mu) if concave else mu
         return projected

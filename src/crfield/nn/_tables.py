@@ -93,6 +93,7 @@ class TableOperator:
         """Move to tensors of its own, with room for tables of so many rows."""
         self.vertex, self.weight = self.vertex.clone(), self.weight.clone()
         self.n_rows = n_rows
+        self._sorted = None
 
     def blur(self, table: Tensor) -> Tensor:
         """B x for a table (n_rows, C)."""

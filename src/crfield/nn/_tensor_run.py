@@ -176,12 +176,12 @@ class TensorRun:
             k.start_gradient() if w and self._settings.n_iter else None
             for k, w in zip(self._operators, widths, strict=True)
         ]
-        implicit = self._settings.gradient == "implicit"
+        implicit = self._settings.gradient == "implicit" and self._settings.n_iter > 0
         if implicit:
             trace, steps = [self._last, self._last], _IMPLICIT_STEPS
         else:
             trace = self._trace if self._trace is not None else self._iterate(keep=True)
-            steps = len(trace) - 1
+            steps = len(trace) - 1  # none where nothing was updated
         total = torch.zeros_like(self._unary)
         b = self._first(given, trace[-1], is_softmax=len(trace) == 1)
         largest = left = float(b.abs().max()) if implicit and b.numel() else 0.0

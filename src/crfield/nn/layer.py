@@ -162,13 +162,15 @@ class DenseCRF(nn.Module):
     def _values(self, grid: tuple[int, ...], spacing: Sequence[float], like: Tensor) -> _Values:
         """What follows from the parameters alone; without gradients it is remembered."""
         remembers = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        key = (
-            grid, like.dtype, like.device,
-            *[
-                (x.data_ptr(), 0 if x.is_inference() else x._version)
-                for x in (*self.parameters(), *self.buffers())
-            ],
-        ) if remembers else ()
+        key: tuple[object, ...] = ()
+        if remembers:
+            # By value: there are ways to write to parameters that leave no trace on them.
+            numbers = [x.detach().reshape(-1) for x in (*self.parameters(), *self.buffers())]
+            key = (
+                grid, tuple(spacing), self.algorithm, like.dtype, like.device,
+                tuple(id(p.kernel) for p in self._parts()),
+                tuple(torch.cat(numbers).tolist()) if numbers else (),
+            )
         if remembers and self._remembered is not None and self._remembered[0] == key:
             return self._remembered[1]
         parts = self._parts()
@@ -185,6 +187,13 @@ class DenseCRF(nn.Module):
         if remembers:
             self._remembered = (key, values)
         return values
+
+    def _apply(self, *arguments: Any, **options: Any) -> DenseCRF:
+        self._remembered = None  # may lie on the device that the layer leaves
+        return super()._apply(*arguments, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_remembered": None}
 
     def extra_repr(self) -> str:
         return (
