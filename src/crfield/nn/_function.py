@@ -42,7 +42,8 @@ def mean_field(
             x.requires_grad for x in (unary, *features, *compatibilities)
         )
         marginals, _ = compiled_forward(
-            unary, list(features), list(compatibilities), settings.to_text(), keep
+            unary, list(features), list(compatibilities), list(settings.grid), settings.to_text(),
+            keep,
         )
     else:
         marginals = _MeanField.apply(settings, len(features), unary, *features, *compatibilities)
@@ -200,11 +201,12 @@ _counter = 0
 
 @torch.library.custom_op("crfield::mean_field", mutates_args=())
 def compiled_forward(
-    unary: Tensor, features: list[Tensor], compatibilities: list[Tensor], settings: str, keep: bool
+    unary: Tensor, features: list[Tensor], compatibilities: list[Tensor], grid: list[int],
+    settings: str, keep: bool,
 ) -> tuple[Tensor, Tensor]:
     """`mean_field` and the number under which the run waits, if it is to be kept."""
     global _counter
-    parsed = Settings.from_text(settings)
+    parsed = Settings.from_text(settings, grid)
     run = _start(unary, features, compatibilities, parsed, keep=keep)
     if keep:
         _counter += 1
@@ -216,7 +218,8 @@ def compiled_forward(
 
 @compiled_forward.register_fake
 def _(
-    unary: Tensor, features: list[Tensor], compatibilities: list[Tensor], settings: str, keep: bool
+    unary: Tensor, features: list[Tensor], compatibilities: list[Tensor], grid: list[int],
+    settings: str, keep: bool,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(unary), torch.empty((), dtype=torch.int64)
 
@@ -224,10 +227,10 @@ def _(
 @torch.library.custom_op("crfield::mean_field_backward", mutates_args=())
 def compiled_backward(
     given: Tensor, number: Tensor, unary: Tensor, features: list[Tensor],
-    compatibilities: list[Tensor], settings: str, widths: list[bool],
+    compatibilities: list[Tensor], grid: list[int], settings: str, widths: list[bool],
 ) -> list[Tensor]:
     """dL by unary, the features that are wanted (empty otherwise) and the compatibilities."""
-    parsed = Settings.from_text(settings)
+    parsed = Settings.from_text(settings, grid)
     run = _WAITING.pop(int(number), None)
     if run is None:
         run = _start(unary, features, compatibilities, parsed, keep=True)
@@ -243,7 +246,7 @@ def compiled_backward(
 @compiled_backward.register_fake
 def _(
     given: Tensor, number: Tensor, unary: Tensor, features: list[Tensor],
-    compatibilities: list[Tensor], settings: str, widths: list[bool],
+    compatibilities: list[Tensor], grid: list[int], settings: str, widths: list[bool],
 ) -> list[Tensor]:
     return [
         torch.empty_like(unary),
@@ -256,8 +259,8 @@ def _(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    unary, features, compatibilities, settings, _ = inputs
-    ctx.n_terms, ctx.settings = len(features), settings
+    unary, features, compatibilities, grid, settings, _ = inputs
+    ctx.n_terms, ctx.settings, ctx.grid = len(features), settings, list(grid)
     ctx.widths = [values.requires_grad for values in features]
     ctx.save_for_backward(output[1], unary, *features, *compatibilities)
 
@@ -266,12 +269,12 @@ def _compiled_gradient(ctx: Any, given: Tensor, _: Tensor) -> tuple[Any, ...]:
     number, unary, *rest = ctx.saved_tensors
     features, compatibilities = rest[: ctx.n_terms], rest[ctx.n_terms :]
     found = compiled_backward(
-        given, number, unary, features, compatibilities, ctx.settings, ctx.widths
+        given, number, unary, features, compatibilities, ctx.grid, ctx.settings, ctx.widths
     )
     by_features = [
         g if w else None for g, w in zip(found[1 : 1 + ctx.n_terms], ctx.widths, strict=True)
     ]
-    return found[0], by_features, found[1 + ctx.n_terms :], None, None
+    return found[0], by_features, found[1 + ctx.n_terms :], None, None, None
 
 
 compiled_forward.register_autograd(_compiled_gradient, setup_context=_remember)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 METHODS = ("auto", "lattice", "exact")
@@ -44,26 +45,25 @@ class Settings:
     threads: int | None
 
     def to_text(self) -> str:
-        """All of it in words, simple enough to be put together inside a graph that is compiled."""
-        grid = "x".join([str(n) for n in self.grid])
+        """All but the grid in words, simple enough to be put together inside a compiled graph."""
         terms = ",".join(
             [f"{int(t.on_grid)}:{t.shape}:{t.normalization}" for t in self.terms]
         )
         flags = [self.checkpoint, self.log_marginals, self.deterministic]
         words = [
-            grid, terms, self.algorithm, str(self.n_iter), self.method, str(self.tol),
+            terms, self.algorithm, str(self.n_iter), self.method, str(self.tol),
             self.gradient, *[str(int(flag)) for flag in flags], str(self.threads or 0),
         ]
         return " ".join(words)
 
     @classmethod
-    def from_text(cls, text: str) -> Settings:
+    def from_text(cls, text: str, grid: Sequence[int]) -> Settings:
         """What `to_text` wrote."""
-        grid, terms, algorithm, n_iter, method, tol, gradient, *flags, threads = text.split(" ")
+        terms, algorithm, n_iter, method, tol, gradient, *flags, threads = text.split(" ")
         parts = [part.split(":") for part in terms.split(",") if part]
         checkpoint, log_marginals, deterministic = (flag == "1" for flag in flags)
         return cls(
-            grid=tuple(int(n) for n in grid.split("x")),
+            grid=tuple(int(n) for n in grid),
             terms=tuple(
                 TermSettings(on_grid == "1", shape, normalization)
                 for on_grid, shape, normalization in parts
