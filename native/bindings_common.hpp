@@ -14,7 +14,6 @@ namespace nb = nanobind;
 
 template <class T> using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T> using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T> using Tensor = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 template <class T> using OutVector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T> using OutMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T> using Scale = std::optional<Vector<T>>;
@@ -31,5 +30,6 @@ template <class T> const T* data_or_null(const Scale<T>& scale, std::size_t n) {
 }
 
 void bind_plans(nb::module_& m);
+void bind_graphcuts(nb::module_& m);
 
 }  // namespace crfield

@@ -23,6 +23,13 @@ from crfield._validate import (
 # Integer images are brought to the customary 0..255 scale, so that one colour width fits them all.
 INTEGER_SCALE = {"uint8": 1.0, "uint16": 255.0 / 65535.0, "bool": 255.0}
 
+# Linear sRGB to CIE XYZ (D65).
+RGB_TO_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375],
+     [0.2126729, 0.7151522, 0.0721750],
+     [0.0193339, 0.1191920, 0.9503041]]
+)
+
 
 @dataclass(frozen=True)
 class GridFeatures:
@@ -203,12 +210,7 @@ def rgb_to_lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
         )
     s = np.clip(rgb / 255.0, 0.0, 1.0)
     linear = np.where(s <= 0.04045, s / 12.92, ((s + 0.055) / 1.055) ** 2.4)
-    to_xyz = np.array(
-        [[0.4124564, 0.3575761, 0.1804375],
-         [0.2126729, 0.7151522, 0.0721750],
-         [0.0193339, 0.1191920, 0.9503041]]
-    )
-    xyz = linear @ to_xyz.T / to_xyz.sum(1)
+    xyz = linear @ RGB_TO_XYZ.T / RGB_TO_XYZ.sum(1)
     edge = 6.0 / 29.0
     f = np.where(xyz > edge**3, np.cbrt(xyz), xyz / (3 * edge**2) + 4.0 / 29.0)
     return np.stack(

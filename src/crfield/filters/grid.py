@@ -13,7 +13,7 @@ from crfield.filters.base import TableFilter
 
 MAX_DIM = 6
 # Node spacing in units of the width, as in native/grid.cpp.
-_SPACING = math.sqrt(3.0) / 2.0
+SPACING = math.sqrt(3.0) / 2.0
 
 
 class GridFilter(TableFilter):
@@ -35,7 +35,7 @@ class GridFilter(TableFilter):
         build = _native.Grid64 if features.dtype == np.float64 else _native.Grid32
         native = build([axis.tolist() for axis in features.axes])
         # The filter's mass is one node's volume, the Gaussian's (2 pi)^(D/2).
-        scale = (2.0 * math.pi) ** (dim / 2.0) / _SPACING**dim
+        scale = (2.0 * math.pi) ** (dim / 2.0) / SPACING**dim
         super().__init__(native, n, dim, features.dtype, normalization, threads, scale=scale)
 
     @staticmethod
@@ -44,5 +44,5 @@ class GridFilter(TableFilter):
         if not isinstance(features, GridFeatures) or features.colors is not None:
             return False
         return len(features.axes) <= MAX_DIM and all(
-            np.ptp(axis) / _SPACING <= 2.0 * len(axis) for axis in features.axes
+            np.ptp(axis) / SPACING <= 2.0 * len(axis) for axis in features.axes
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from crfield._validate import InputError
-from crfield.features import INTEGER_SCALE
+from crfield.features import INTEGER_SCALE, RGB_TO_XYZ
 from crfield.kernels import Bilateral, FeatureKernel, Kernel, Spatial
 
 
@@ -122,11 +122,7 @@ def rgb_to_lab(rgb: Tensor) -> Tensor:
         )
     s = (rgb / 255.0).clamp(0.0, 1.0)
     linear = torch.where(s <= 0.04045, s / 12.92, ((s.clamp_min(0.04045) + 0.055) / 1.055) ** 2.4)
-    to_xyz = rgb.new_tensor(
-        [[0.4124564, 0.3575761, 0.1804375],
-         [0.2126729, 0.7151522, 0.0721750],
-         [0.0193339, 0.1191920, 0.9503041]]
-    )
+    to_xyz = rgb.new_tensor(RGB_TO_XYZ.tolist())
     xyz = linear @ (to_xyz / to_xyz.sum(1, keepdim=True)).T
     edge = 6.0 / 29.0
     root = xyz.clamp_min(edge**3) ** (1.0 / 3.0)

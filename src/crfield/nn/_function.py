@@ -1,6 +1,6 @@
 """Mean-field inference as a function that torch can differentiate and compile.
 
-In eager mode one `autograd.Function` keeps what the way back needs for as long as the graph lives.
+In eager mode one `autograd.Function` keeps what the way back needs until that has been gone.
 Inside `torch.compile` the same run is a pair of registered operators: what the forward one built is
 kept for the backward one if no more than a few runs lie between them, and computed again otherwise.
 """
@@ -114,7 +114,7 @@ def pair_energy(
 
 
 def _holder(like: Tensor, held: object) -> Tensor:
-    """A tensor to be saved for the way back, which is let go with all others once it was gone."""
+    """A tensor to be saved for the way back, which lets go of what it holds afterwards."""
     holder = like.new_empty(0)
     holder.held = held  # type: ignore[attr-defined]
     return holder

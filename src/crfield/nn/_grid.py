@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crfield.filters.grid import SPACING
 from crfield.nn._backend import runs_kernels
 from crfield.nn._tables import TableOperator
 
 TAPS = (6.0 / 16.0, 4.0 / 16.0, 1.0 / 16.0)
-# Two interpolations have variance 1/3 and the taps 1, in units of the squared node spacing.
-SPACING = math.sqrt(3.0) / 2.0
 
 
 class GridLayout:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crfield.filters.grid import SPACING
 from crfield.nn._launch import cdiv, launch
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _TILE = 1024  # numbers a program works on
 _LANES = 128
-_SPACING = tl.constexpr(math.sqrt(3.0) / 2.0)
+_SPACING = tl.constexpr(SPACING)
 
 
 @triton.jit(do_not_specialize=[

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from crfield._validate import InputError
+from crfield.kernels import LARGEST_FEATURE
 
 KEY_BITS = 63  # of a word, which stays positive
 # float32 has room for the position within a simplex only while coordinates are small.
 LARGEST_FOR_FLOAT = 2048.0
 MAX_DIM_FOR_FLOAT = 7
-LARGEST_FEATURE = 2.0**46
 
 
 class Structure(NamedTuple):

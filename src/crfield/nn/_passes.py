@@ -95,7 +95,7 @@ def run_passes(
     quads = quads_of(unary.shape[1])
     scales = find_scales(plains, normalized)
     zeros = ZeroTables(unary, plains, quads)
-    # All states in one tensor, and all tables of a term: few pieces are copied faster than many.
+    # All states in one tensor: few pieces are copied faster than many.
     trace = unary.new_empty(n_iter + 1 if keep else 1, *unary.shape)
     tables: list[Tensor] = []
     old: list[Tensor] | None = None

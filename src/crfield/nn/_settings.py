@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-METHODS = ("auto", "lattice", "exact")
 GRADIENTS = ("unrolled", "implicit")
 
 

@@ -15,11 +15,12 @@ from crfield._validate import InputError, as_choice, as_count, as_positive, as_s
 from crfield.compatibility import Potts
 from crfield.dense import DenseCRF as Model
 from crfield.dense import Pairwise
+from crfield.filters import METHODS
 from crfield.kernels import Bilateral, Spatial
 from crfield.nn._features import is_on_grid, scaled_features
 from crfield.nn._function import mean_field
 from crfield.nn._parameters import LEARNABLE, PairwiseParameters
-from crfield.nn._settings import GRADIENTS, METHODS, Settings, TermSettings
+from crfield.nn._settings import GRADIENTS, Settings, TermSettings
 
 ALGORITHMS = ("concave", "cccp", "parallel")
 OUTPUTS = ("logits", "marginals")
@@ -156,8 +157,7 @@ class DenseCRF(nn.Module):
                 self._parts(), known.widths, known.on_grid, strict=True
             )
         ]
-        compatibilities = known.compatibilities
-        return unary, scaled, compatibilities, self._settings(grid)
+        return unary, scaled, known.compatibilities, self._settings(grid)
 
     def _values(self, grid: tuple[int, ...], spacing: Sequence[float], like: Tensor) -> _Values:
         """What follows from the parameters alone; without gradients it is remembered."""
