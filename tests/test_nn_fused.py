@@ -1,23 +1,19 @@
 """The fused kernels of a mean-field step against the readable run on tensors."""
 
-import os
-
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+from torch_device import DEVICE, torch
+
 pytest.importorskip("triton")
 
-from crfield import Bilateral, Diagonal, Pairwise, Potts, Spatial  # noqa: E402
-from crfield import nn as crf_nn  # noqa: E402
-from crfield.nn import _grid_kernels, _step_kernels  # noqa: E402
-from crfield.nn._choice import build_operator  # noqa: E402
-from crfield.nn._fused_run import FusedRun  # noqa: E402
-from crfield.nn._grid import Grid  # noqa: E402
-from crfield.nn._tensor_run import TensorRun  # noqa: E402
+from crfield import Bilateral, Diagonal, Pairwise, Potts, Spatial
+from crfield import nn as crf_nn
+from crfield.nn import _grid_kernels, _step_kernels
+from crfield.nn._choice import build_operator
+from crfield.nn._fused_run import FusedRun
+from crfield.nn._grid import Grid, GridLayout
+from crfield.nn._tensor_run import TensorRun
 
 
 def both_runs(terms, shape, n_iter, *, checkpoint=False, output="marginals", method="lattice"):
@@ -114,3 +110,25 @@ def test_blur_along_an_axis(shape, axis):
         table.double().cpu().numpy(),
     )
     np.testing.assert_allclose(found.cpu().numpy(), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [(7,), (5, 9), (3, 4, 6)])
+def test_gradients_of_grids(lengths):
+    """The kernel that goes from shares to positions against plain torch, and the whole gradient."""
+    rng = np.random.default_rng(len(lengths))
+    coordinates = torch.from_numpy(
+        np.concatenate([np.arange(n) / 2.3 - 0.4 for n in lengths])
+    ).float().to(DEVICE)
+    layout = GridLayout(coordinates, lengths)
+    grid = Grid(coordinates, layout, 2, torch.float32)
+    plain = Grid(coordinates, layout, 2, torch.float64)
+    n = 2 * int(np.prod(lengths))
+    u, v = (torch.from_numpy(rng.normal(size=(n, 3))).to(DEVICE) for _ in range(2))
+    by_weight = torch.from_numpy(rng.normal(size=(n, 2 ** len(lengths)))).to(DEVICE)
+    for found, expected in (
+        (grid.chain_to_features(by_weight.float()), plain.chain_to_features(by_weight)),
+        (grid.feature_gradient(u.float(), v.float()), plain.feature_gradient(u, v)),
+    ):
+        assert found.dtype == torch.float32
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6 * scale)

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from torch_device import torch
+
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from crfield import Bilateral, Diagonal, Pairwise, Potts, Spatial, Symmetric  # noqa: E402
-from crfield import nn as crf_nn  # noqa: E402
+from crfield import Bilateral, Diagonal, Pairwise, Potts, Spatial, Symmetric
+from crfield import nn as crf_nn
 
 SHAPES = [  # images, labels, channels, grid
     (1, 2, 1, (61, 47)),

@@ -5,23 +5,19 @@ Without a GPU the kernels run in Triton's interpreter, at tiny shapes.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from torch_device import DEVICE, torch
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-from crfield import InputError  # noqa: E402
-from crfield.filters import LatticeFilter  # noqa: E402
-from crfield.nn import _backend, _lattice_build, _tables  # noqa: E402
-from crfield.nn._lattice import Lattice  # noqa: E402
+# isort: split
+from crfield import InputError
+from crfield.filters import LatticeFilter
+from crfield.nn import _backend, _lattice_build, _tables
+from crfield.nn._lattice import Lattice
 
 if _backend.has_triton():
     from crfield.nn import _lattice_build_kernels, _table_kernels
@@ -327,6 +323,32 @@ def test_hash_table_grows(deterministic, monkeypatch, in_plain_torch):
     assert lattice.n_vertices > 8
     monkeypatch.undo()
     assert_same_structure(lattice, in_plain_torch(Lattice, features))
+
+
+@needs_triton
+def test_layouts_of_earlier_points_serve_where_they_fit(monkeypatch, in_plain_torch):
+    monkeypatch.setattr(_lattice_build_kernels, "_roomy", {})
+    made = []
+    of = _lattice_build.KeyLayout.of.__func__
+
+    def counting(cls, features, n_images):
+        made.append(len(features))
+        return of(cls, features, n_images)
+
+    monkeypatch.setattr(_lattice_build.KeyLayout, "of", classmethod(counting))
+    near = make_features(1, 12, 3, spread=2.0)
+    sets = [near, 0.8 * near, near + 30.0, near + 30.0, near, -40.0 * near]
+    new_layout = [True, False, True, False, True, True]
+    for features, is_new in zip(sets, new_layout, strict=True):
+        made.clear()
+        lattice = Lattice(features)
+        assert bool(made) == is_new
+        assert_same_structure(lattice, in_plain_torch(Lattice, features))
+    with pytest.raises(InputError, match="finite"):
+        Lattice(torch.full_like(near, float("nan")))
+    made.clear()
+    Lattice(near, deterministic=True)
+    assert made, "the same bits need the same layout"
 
 
 @needs_triton

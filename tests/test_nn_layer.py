@@ -10,9 +10,10 @@ import weakref
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from torch_device import torch
 
-from crfield import (  # noqa: E402
+# isort: split
+from crfield import (
     Bilateral,
     DenseCRF,
     Diagonal,
@@ -23,11 +24,11 @@ from crfield import (  # noqa: E402
     Spatial,
     Symmetric,
 )
-from crfield import nn as crf_nn  # noqa: E402
-from crfield.nn import _function  # noqa: E402
-from crfield.nn._choice import build_operator  # noqa: E402
-from crfield.nn._native_run import NativeRun  # noqa: E402
-from crfield.nn._tensor_run import TensorRun, solve_self_pairs  # noqa: E402
+from crfield import nn as crf_nn
+from crfield.nn import _function
+from crfield.nn._choice import build_operator
+from crfield.nn._native_run import NativeRun
+from crfield.nn._tensor_run import TensorRun, solve_self_pairs
 
 ALGORITHMS = ("concave", "cccp", "parallel")
 MATRIX = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 1.5], [2.0, 1.5, 0.0]])

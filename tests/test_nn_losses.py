@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from torch_device import torch
 
-from crfield import Bilateral, InputError, Pairwise, Potts, Spatial, Symmetric, losses  # noqa: E402
-from crfield import nn as crf_nn  # noqa: E402
+# isort: split
+from crfield import Bilateral, InputError, Pairwise, Potts, Spatial, Symmetric, losses
+from crfield import nn as crf_nn
 
 MATRIX = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 1.5], [2.0, 1.5, 0.0]])
 

@@ -5,23 +5,20 @@ Without a GPU the Triton kernels run in Triton's interpreter: slowly, so that sh
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported
+from torch_device import DEVICE, torch
 
-from crfield import InputError  # noqa: E402
-from crfield.filters.exact import ExactFilter  # noqa: E402
-from crfield.nn import _pairs  # noqa: E402
-from crfield.nn._backend import has_triton  # noqa: E402
-from crfield.nn._pairs import PairSum  # noqa: E402
+# isort: split
+from crfield import InputError
+from crfield.filters.exact import ExactFilter
+from crfield.nn import _pairs
+from crfield.nn._backend import has_triton
+from crfield.nn._pairs import PairSum
 
 needs_triton = pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
 

@@ -12,47 +12,63 @@ from crfield.features import INTEGER_SCALE, RGB_TO_XYZ
 from crfield.kernels import Bilateral, FeatureKernel, Kernel, Spatial
 
 
-def scaled_features(
+def scaled_positions(
     kernel: Kernel, widths: Mapping[str, Tensor], grid: Sequence[int], spacing: Sequence[float],
+    like: Tensor,
+) -> Tensor | None:
+    """What of the features comes from the grid alone: positions (1, N, d), for a full covariance
+    not yet divided, or for a kernel `is_on_grid` coordinates along all axes, one after the other.
+
+    widths : for each of the kernel's fields numbers, or the Cholesky factor of a covariance.
+    like : for dtype and device.
+    """
+    if isinstance(kernel, FeatureKernel):
+        return None
+    axes = [
+        step * torch.arange(n, dtype=like.dtype, device=like.device)
+        for step, n in zip(spacing, grid, strict=True)
+    ]
+    if is_on_grid(kernel):
+        sigma = widths["sigma"]
+        _check_size(sigma, len(grid))
+        if sigma.ndim == 0:
+            return torch.cat(axes) / sigma
+        return torch.cat([axis / width for axis, width in zip(axes, sigma, strict=True)])
+    points = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(axes))
+    if "covariance" in widths:
+        return points
+    return _divide(points, widths["sigma" if isinstance(kernel, Spatial) else "sigma_xy"])
+
+
+def scaled_features(
+    kernel: Kernel, widths: Mapping[str, Tensor], positions: Tensor | None, grid: Sequence[int],
     image: Tensor | None, features: Mapping[str, Tensor], like: Tensor,
 ) -> Tensor:
     """Features (B, N, D) divided by the widths, or coordinates along all axes of the grid.
 
-    widths : for each of the kernel's fields numbers, or the Cholesky factor of a covariance.
+    positions : `scaled_positions`.
     image : (B, C, *grid), or None; features : named, (B, D, *grid).
     like : (B, N, L), for dtype, device and the number of images.
     """
     if isinstance(kernel, FeatureKernel):
         values = _given(kernel, features, grid, like)
         return _divide(values, next(iter(widths.values())))
-    axes = [
-        step * torch.arange(n, dtype=like.dtype, device=like.device)
-        for step, n in zip(spacing, grid, strict=True)
-    ]
+    assert positions is not None
+    if is_on_grid(kernel):
+        return positions
+    positions = positions.expand(len(like), -1, -1)
     if isinstance(kernel, Spatial):
-        sigma = widths["sigma"]
-        if sigma.ndim < 2:
-            _check_size(sigma, len(grid))
-            each = sigma.expand(len(grid))
-            return torch.cat([axis / width for axis, width in zip(axes, each, strict=True)])
-        return _divide(_positions(axes, like), sigma)
+        return positions
     assert isinstance(kernel, Bilateral)
-    positions, colors = _positions(axes, like), _colors(kernel, image, grid, like)
-    if kernel.covariance is not None:
+    colors = _colors(kernel, image, grid, like)
+    if "covariance" in widths:
         return _divide(torch.cat([positions, colors], -1), widths["covariance"])
-    return torch.cat(
-        [_divide(positions, widths["sigma_xy"]), _divide(colors, widths["sigma_color"])], -1
-    )
+    return torch.cat([positions, _divide(colors, widths["sigma_color"])], -1)
 
 
 def is_on_grid(kernel: Kernel) -> bool:
     """Whether `scaled_features` are coordinates along the axes."""
     return isinstance(kernel, Spatial) and getattr(kernel.sigma, "ndim", 0) < 2
-
-
-def _positions(axes: Sequence[Tensor], like: Tensor) -> Tensor:
-    points = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(axes))
-    return points.expand(len(like), -1, -1)
 
 
 def _check_size(widths: Tensor, dim: int) -> None:

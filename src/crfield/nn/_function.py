@@ -82,11 +82,12 @@ def build_operators(
     return [build_operator(values, term, settings, n_images, dtype) for values, term in pairs]
 
 
-def _result(run: Run, settings: Settings) -> Tensor:
+def _result(run: Run, settings: Settings, *, keep: bool) -> Tensor:
     marginals = run.marginals
     if settings.log_marginals:
         return marginals.clamp_min(torch.finfo(marginals.dtype).tiny).log()
-    return marginals.clone()  # the caller may write to it
+    # The caller may write to it; a run that is kept must not notice.
+    return marginals.clone() if keep else marginals
 
 
 def _by_inputs(
@@ -177,7 +178,7 @@ class _MeanField(torch.autograd.Function):
         if keep:
             ctx.settings, ctx.n_terms = settings, n_terms
             ctx.save_for_backward(_holder(unary, run), unary, *inputs)
-        return _result(run, settings)
+        return _result(run, settings, keep=keep)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -213,7 +214,7 @@ def compiled_forward(
         _WAITING[_counter] = run
         while len(_WAITING) > _MOST_WAITING:
             _WAITING.popitem(last=False)
-    return _result(run, parsed), torch.tensor(_counter)
+    return _result(run, parsed, keep=keep), torch.tensor(_counter)
 
 
 @compiled_forward.register_fake

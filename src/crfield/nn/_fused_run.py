@@ -31,15 +31,14 @@ class FusedRun(TensorRun):
         settings: Settings, *, keep: bool,
     ) -> None:
         self._plain: list[TableOperator] = []
-        self._normalized: list[NormalizedOperator] = []
         self._factors = []
         for operator, compatibility in zip(operators, compatibilities, strict=True):
             assert isinstance(operator, NormalizedOperator)
             assert isinstance(operator.plain, TableOperator)
-            self._normalized.append(operator)
             self._plain.append(operator.plain)
             factor = (-operator.plain.scale * compatibility).expand(unary.shape[-1])
             self._factors.append(factor.contiguous())
+        self._normalized = tuple(term.normalization != "none" for term in settings.terms)
         self._found: list[Tensor] = []
         super().__init__(unary, operators, compatibilities, settings, keep=keep)
 
@@ -64,8 +63,7 @@ class FusedRun(TensorRun):
 
     def _iterate(self, *, keep: bool) -> list[Tensor]:
         """All marginals, or only the last."""
-        normalized = tuple(operator.normalization != "none" for operator in self._normalized)
-        n_iter = self._settings.n_iter
+        normalized, n_iter = self._normalized, self._settings.n_iter
         self._found = replay(
             functools.partial(run_passes, normalized=normalized, n_iter=n_iter, keep=keep),
             self._plain, [self._unary, *self._factors], ("forward", normalized, n_iter, keep),
@@ -80,28 +78,19 @@ class FusedRun(TensorRun):
         given = given.reshape(self._unary.shape)
         b = self._first(given, self._trace[-1], is_softmax=True).contiguous()
         wanted = tuple(bool(w) and n_iter > 0 for w in widths)
-        total, by_factor, *by_weight = replay(
-            functools.partial(go_back, n_iter=n_iter, widths=wanted), self._plain,
-            [b, *self._factors, *self._found], ("backward", n_iter, wanted),
+        normalized = self._normalized
+        total, by_factor, *by_features = replay(
+            functools.partial(go_back, normalized=normalized, n_iter=n_iter, widths=wanted),
+            self._plain, [b, *self._factors, *self._found],
+            ("backward", normalized, n_iter, wanted),
         )
-        scales = given.new_tensor([plain.scale for plain in self._plain])
-        by_attraction = -scales[:, None] * by_factor[:n_terms]
-        found = iter(by_weight)
+        found = iter(by_features)
         return Gradients(
-            total.reshape(self._shape),
-            [self._to_features(m, next(found)) if w else None for m, w in enumerate(wanted)],
+            total.reshape(self._shape), [next(found) if w else None for w in wanted],
             [
-                part.sum() if c.ndim == 0 else part
-                for part, c in zip(by_attraction, self._compatibilities, strict=True)
+                -plain.scale * (part.sum() if c.ndim == 0 else part)
+                for plain, part, c in zip(
+                    self._plain, by_factor[:n_terms], self._compatibilities, strict=True
+                )
             ],
         )
-
-    def _to_features(self, m: int, by_weight: Tensor) -> Tensor:
-        plain = self._plain[m]
-        operator = self._normalized[m]
-        if operator.normalization == "symmetric":
-            operator.know_scale(self._found[1 + m])
-        gradient = operator.start_gradient()
-        # sum_c w_c (u . of_v_c + v . of_u_c) is what u and v make of the scales.
-        gradient.add_sums(plain.chain_to_features(by_weight), (plain.weight * by_weight).sum(1))
-        return gradient.total()

@@ -113,7 +113,16 @@ class Grid(TableOperator):
 
     def graph_key(self) -> tuple[object, ...]:
         """What a recorded run on this operator depends on, besides the number of rows."""
-        return (*super().graph_key(), self.nodes)
+        return (*super().graph_key(), self.nodes, self._layout.lengths)
+
+    def graph_inputs(self, given: Grid) -> list[tuple[Tensor, Tensor]]:
+        """This operator's tensors with those of another that are to be copied there."""
+        return [*super().graph_inputs(given), (self._coordinates, given._coordinates)]
+
+    def make_room(self, n_rows: int) -> None:
+        """Move to tensors of its own, with room for tables of so many rows."""
+        super().make_room(n_rows)
+        self._coordinates = self._coordinates.clone()
 
     def blur(self, table: Tensor) -> Tensor:
         """B x for a table (n_rows, C)."""
@@ -144,15 +153,6 @@ class Grid(TableOperator):
         """K_ii, (P,)."""
         return self._spread([self._own(fraction)[0] for _, fraction in self._sides])
 
-    def feature_gradient(self, u: Tensor, v: Tensor) -> Tensor:
-        """d sum(u * K v) / d positions, (P, d)."""
-        of_u, of_v = self.blur(self.splat(u)), self.blur(self.splat(v))
-        by_weight = torch.stack([
-            (u * of_v[vertex]).sum(1) + (v * of_u[vertex]).sum(1)
-            for vertex in self.vertex.long().unbind(1)
-        ], -1)
-        return self.chain_to_features(self.scale * by_weight)
-
     def diagonal_gradient(self, s: Tensor) -> Tensor:
         """d sum_i s_i K_ii / d positions, (P, d)."""
         values = [self._own(fraction) for _, fraction in self._sides]
@@ -178,6 +178,12 @@ class Grid(TableOperator):
 
     def chain_to_features(self, by_weight: Tensor) -> Tensor:
         """From derivatives by the corners' weights to derivatives by the positions."""
+        if runs_kernels(by_weight) and by_weight.numel():
+            from crfield.nn import _grid_kernels
+
+            return _grid_kernels.chain_to_positions(
+                self._coordinates, by_weight, self._layout.lengths
+            )
         d = self.dim
         by_weight = by_weight.reshape(self.n_images, *self._layout.lengths, 2**d).double()
         columns = []

@@ -35,14 +35,14 @@ class Lattice(TableOperator):
                 'use filter="exact".'
             )
         points = features.detach().reshape(-1, dim)
-        layout = _lattice_build.KeyLayout.of(points, n_images)
-        if _backend.runs_kernels(points) and layout.n_words == 1 and len(points):
+        built = None
+        if _backend.runs_kernels(points) and len(points):
             from crfield.nn import _lattice_build_kernels
 
             is_deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-            built = _lattice_build_kernels.build(points, layout, n_images, is_deterministic)
-        else:
-            built = _lattice_build.build(points, layout, n_images)
+            built = _lattice_build_kernels.build(points, n_images, is_deterministic)
+        if built is None:
+            built = _lattice_build.build(points, n_images)
         self.rank = built.rank
         self.neighbours = built.neighbours
         super().__init__(
@@ -59,7 +59,9 @@ class Lattice(TableOperator):
         """This operator's tensors with those of another that are to be copied there."""
         # Rows beyond keep the neighbours of an earlier lattice, but no vertex leads there.
         neighbours = self.neighbours[:, : given.n_rows]
-        return [*super().graph_inputs(given), (neighbours, given.neighbours)]
+        return [
+            *super().graph_inputs(given), (neighbours, given.neighbours), (self.rank, given.rank)
+        ]
 
     def make_room(self, n_rows: int) -> None:
         """Move to tensors of its own, with room for tables of so many rows."""
@@ -67,6 +69,7 @@ class Lattice(TableOperator):
         neighbours = self.neighbours.new_zeros(self.dim + 1, n_rows, 2)
         neighbours[:, : self.neighbours.shape[1]] = self.neighbours
         self.neighbours = neighbours
+        self.rank = self.rank.clone()
 
     @property
     def n_vertices(self) -> int:
@@ -85,10 +88,6 @@ class Lattice(TableOperator):
     def diagonal(self) -> Tensor:
         """K_ii, (P,), exactly."""
         return self.scale * (self.weight * self._blur_of_simplex).sum(1)
-
-    def feature_gradient(self, u: Tensor, v: Tensor) -> Tensor:
-        """d sum(u * K v) / d features, (P, D): weights are piecewise linear in the features."""
-        return self.chain_to_features(self.weight_gradient(u, v))
 
     def diagonal_gradient(self, s: Tensor) -> Tensor:
         """d sum_i s_i K_ii / d features, (P, D), for s (P,)."""

@@ -58,11 +58,13 @@ class KeyLayout:
     that no two vertices share a key and a step along an axis is one addition. Where one word of
     KEY_BITS is too small, `unit` and `origin` have several numbers.
 
+    low, high : bounds of each feature.
     unit : (D + 1) x n_words; the last coordinate is minus the sum of the others and has none.
     largest : a bound on the coordinates' magnitude.
     """
 
     def __init__(self, low: list[float], high: list[float], n_images: int) -> None:
+        self.low, self.high, self.n_images = low, high, n_images
         dim = len(low)
         scales = axis_scales(dim)
         place = [(0, 0)] * dim  # word and shift of each coordinate
@@ -109,6 +111,14 @@ class KeyLayout:
             )
         return cls(low, high, n_images)
 
+    def roomier(self) -> KeyLayout:
+        """A layout for features that stray half as far again to either side."""
+        room = [0.5 * (b - a) for a, b in zip(self.low, self.high, strict=True)]
+        return KeyLayout(
+            [a - r for a, r in zip(self.low, room, strict=True)],
+            [b + r for b, r in zip(self.high, room, strict=True)], self.n_images,
+        )
+
     def work_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """What points of features of `dtype` are embedded in."""
         is_small = self.n_words == 1 and len(self.unit) <= MAX_DIM_FOR_FLOAT + 1
@@ -149,8 +159,9 @@ def embed(features: Tensor) -> Embedding:
     return Embedding(base, rank, weight)
 
 
-def build(features: Tensor, layout: KeyLayout, n_images: int) -> Structure:
+def build(features: Tensor, n_images: int) -> Structure:
     """The lattice of features (P, D), images one after the other."""
+    layout = KeyLayout.of(features, n_images)
     n, dim = features.shape
     device = features.device
     base, rank, weight = embed(features.to(layout.work_dtype(features.dtype)))

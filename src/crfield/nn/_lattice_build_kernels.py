@@ -1,8 +1,8 @@
 """Triton kernels that build the permutohedral lattice; the plain-torch form is in `_lattice_build`.
 
 Vertices are found through a hash table with open addressing: `state` holds the number of vertices
-so far, a mark for "too small", and then the table's keys, EMPTY where there is none. Everything
-starts as EMPTY = -1, so that one fill prepares a build.
+so far, what has gone wrong, and then the table's keys, EMPTY where there is none. Everything starts
+as EMPTY = -1, so that one fill prepares a build.
 """
 
 # ruff: noqa: RUF005 -- kernels can add tuples but not unpack them
@@ -10,6 +10,8 @@ starts as EMPTY = -1, so that one fill prepares a build.
 # mypy: disable-error-code="assignment, import-untyped, no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -27,6 +29,34 @@ _LANES = 128
 _EMPTY = tl.constexpr(-1)
 _NEVER = tl.constexpr(-2)  # no key, so that comparing with it swaps nothing
 _MAX_PROBES = tl.constexpr(64)  # more mean that the table is too small
+_TOO_SMALL = tl.constexpr(1)
+_OUTSIDE = tl.constexpr(2)  # a point lies outside the layout's bounds
+
+
+class _Layout(NamedTuple):
+    """A layout of keys as the kernels take it.
+
+    units : (D + 2,) int64, of the coordinates and the origin.
+    bounds : (2, D) of the features.
+    """
+
+    work: torch.dtype
+    units: Tensor
+    bounds: Tensor
+
+    @classmethod
+    def of(cls, layout: KeyLayout, like: Tensor) -> _Layout:
+        return cls(
+            layout.work_dtype(like.dtype),
+            torch.tensor([unit[0] for unit in layout.unit] + layout.origin, device=like.device),
+            torch.tensor([layout.low, layout.high], dtype=torch.float32, device=like.device),
+        )
+
+
+# Layouts with room around the points that they were made for: points of a kind mostly fit those of
+# the ones before them, and finding their own bounds means to wait for the GPU.
+_roomy: dict[tuple[object, ...], _Layout] = {}
+_MOST_ROOMY = 32
 
 
 @triton.jit
@@ -62,7 +92,7 @@ def _insert(key, inside, state, mask, number, key_of):
         probes += 1
         if probes >= _MAX_PROBES:
             if tl.max(pending.to(tl.int32), 0) > 0:
-                tl.store(state + 1, 1)
+                tl.store(state + 1, _TOO_SMALL)
             pending = pending & (probes < _MAX_PROBES)
         slot = tl.where(pending, (slot + 1) & mask, slot)
     return slot
@@ -70,7 +100,7 @@ def _insert(key, inside, state, mask, number, key_of):
 
 @triton.jit(do_not_specialize=["n", "n_points", "mask"])
 def _embed(
-    features, layout, state, number, key_of, slots, weight, ranks, n, n_points, mask,
+    features, layout, bounds, state, number, key_of, slots, weight, ranks, n, n_points, mask,
     DIM: tl.constexpr, SCALES: tl.constexpr, WORK: tl.constexpr, ROUNDER: tl.constexpr,
     LANES: tl.constexpr,
 ):
@@ -80,12 +110,20 @@ def _embed(
     inside = point < n
     partial = tl.zeros((LANES,), WORK)
     elevated = ()
+    fits = inside
     for step in tl.static_range(DIM):
         feature = tl.load(features + point * DIM + (DIM - 1 - step), mask=inside, other=0.0)
+        low = tl.load(bounds + (DIM - 1 - step))
+        high = tl.load(bounds + DIM + (DIM - 1 - step))
+        within = (feature >= low) & (feature <= high)
+        fits &= within
+        feature = tl.where(within, feature, low)
         scaled = feature.to(WORK) * tl.full((LANES,), SCALES[DIM - 1 - step], WORK)
         elevated = (partial - scaled * (DIM - step),) + elevated
         partial += scaled
     elevated = (partial,) + elevated
+    if tl.max((inside & ~fits).to(tl.int32), 0) > 0:
+        tl.store(state + 1, _OUTSIDE)
 
     # Adding and subtracting 1.5 * 2^(mantissa bits) rounds to the nearest whole number.
     rounder = tl.full((LANES,), ROUNDER, WORK)
@@ -167,10 +205,8 @@ def _find_neighbours(
     tl.store(target, vertex, mask=row < n_rows)
 
 
-def build(
-    features: Tensor, layout: KeyLayout, n_images: int, sort_vertices: bool,
-) -> Structure:
-    """`_lattice_build.build` for keys of one word.
+def build(features: Tensor, n_images: int, sort_vertices: bool) -> Structure | None:
+    """`_lattice_build.build`, or None where keys take more than one word.
 
     Vertices are numbered as they are met, which changes from run to run, or by their keys.
     """
@@ -178,27 +214,35 @@ def build(
     n, dim = features.shape
     corners = dim + 1
     device = features.device
-    work = layout.work_dtype(features.dtype)
-    is_double = work == torch.float64
-    on_device = torch.tensor([unit[0] for unit in layout.unit] + layout.origin, device=device)
     weight = features.new_empty(n, corners)
     slots = torch.empty(n, corners, dtype=torch.int32, device=device)
     ranks = torch.empty(n, corners, dtype=torch.int8, device=device)
+    kind = (device, dim, n_images)
+    layout = None if sort_vertices else _roomy.get(kind)
     capacity = next_power_of_two(max(int(START_SLOTS_PER_POINT * n), START_SLOTS))
     while True:
+        if layout is None:
+            layout = _find_layout(features, n_images, None if sort_vertices else kind)
+            if layout is None:
+                return None
         state = torch.full((capacity + 2,), -1, dtype=torch.int64, device=device)
         key_of = torch.empty(capacity + 1, dtype=torch.int64, device=device)
         number = torch.empty(capacity, dtype=torch.int32, device=device)
+        is_double = layout.work == torch.float64
         launch(
-            _embed, (cdiv(n, _LANES),), features, on_device, state, number, key_of, slots, weight,
-            ranks, n, n // n_images, capacity - 1, DIM=dim, SCALES=axis_scales(dim),
-            WORK=tl.float64 if is_double else tl.float32,
+            _embed, (cdiv(n, _LANES),), features, layout.units, layout.bounds, state, number,
+            key_of, slots, weight, ranks, n, n // n_images, capacity - 1, DIM=dim,
+            SCALES=axis_scales(dim), WORK=tl.float64 if is_double else tl.float32,
             ROUNDER=6755399441055744.0 if is_double else 12582912.0, LANES=_LANES,
+            enable_fp_fusion=False,  # rounds as the compiled core does, for the same simplices
         )
-        last, is_too_small = state[:2].tolist()
-        if is_too_small != 1:
+        last, problem = state[:2].tolist()
+        if problem == _OUTSIDE.value:
+            layout = None
+        elif problem == _TOO_SMALL.value:
+            capacity *= _GROWTH
+        else:
             break
-        capacity *= _GROWTH
     n_rows = last + 2  # counted from -1, and row 0 stands for missing vertices
     if sort_vertices:
         key_of[1:n_rows], order = torch.sort(key_of[1:n_rows])
@@ -208,7 +252,25 @@ def build(
     vertex = number.index_select(0, slots.reshape(-1)).reshape(n, corners)
     neighbours = torch.empty(corners, n_rows, 2, dtype=torch.int32, device=device)
     launch(
-        _find_neighbours, (cdiv(n_rows, _LANES), corners, 2), key_of, on_device, state, number,
+        _find_neighbours, (cdiv(n_rows, _LANES), corners, 2), key_of, layout.units, state, number,
         neighbours, n_rows, capacity - 1, DIM=dim, LANES=_LANES,
     )
     return Structure(vertex, weight, ranks, neighbours)
+
+
+def _find_layout(
+    features: Tensor, n_images: int, kind: tuple[object, ...] | None
+) -> _Layout | None:
+    """A layout for these features, if one word is enough, kept for others of the kind."""
+    layout = KeyLayout.of(features, n_images)
+    if layout.n_words > 1:
+        return None
+    roomier = layout.roomier()
+    dtype = features.dtype
+    is_wide = roomier.n_words > 1 or roomier.work_dtype(dtype) != layout.work_dtype(dtype)
+    if kind is None or is_wide:
+        return _Layout.of(layout, features)
+    while len(_roomy) >= _MOST_ROOMY:
+        _roomy.pop(next(iter(_roomy)), None)
+    _roomy[kind] = found = _Layout.of(roomier, features)
+    return found

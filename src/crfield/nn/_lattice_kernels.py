@@ -130,9 +130,8 @@ def chain_to_features(by_weight: Tensor, rank: Tensor) -> Tensor:
     by_weight = by_weight.contiguous()
     n, corners = by_weight.shape
     out = by_weight.new_empty(n, corners - 1)
-    with _table_kernels.on_device_of(by_weight):
-        _chain_to_features[(cdiv(n, _LANES),)](
-            by_weight, rank, out, n, DIM=corners - 1, SCALES=axis_scales(corners - 1),
-            LANES=_LANES,
-        )
+    launch(
+        _chain_to_features, (cdiv(n, _LANES),), by_weight, rank, out, n, DIM=corners - 1,
+        SCALES=axis_scales(corners - 1), LANES=_LANES,
+    )
     return out

@@ -20,21 +20,25 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 
 def launch(
     kernel: Any, grid: tuple[int, ...], *arguments: Tensor | float, num_warps: int = 4,
-    **constants: Any,
+    enable_fp_fusion: bool = True, **constants: Any,
 ) -> None:
-    """Run a kernel; constants in the order in which the kernel declares them, after all others."""
+    """Run a kernel; constants in the order in which the kernel declares them, after all others.
+
+    enable_fp_fusion : whether a product and a sum may be rounded once instead of twice.
+    """
     first = arguments[0]
     assert isinstance(first, Tensor)
+    options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}
     if is_interpreted():
-        kernel[grid](*arguments, num_warps=num_warps, **constants)
+        kernel[grid](*arguments, **options, **constants)
         return
     device = first.device.index
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            launch(kernel, grid, *arguments, num_warps=num_warps, **constants)
+            launch(kernel, grid, *arguments, **options, **constants)
         return
     key = (
-        kernel, device, num_warps, *constants.values(),
+        kernel, device, num_warps, enable_fp_fusion, *constants.values(),
         *[
             (x.dtype, x.data_ptr() & 15 == 0) if isinstance(x, Tensor)
             else isinstance(x, int) and not -(2**31) <= x < 2**31
@@ -43,7 +47,7 @@ def launch(
     )
     found = _compiled.get(key)
     if found is None:
-        _compiled[key] = kernel[grid](*arguments, num_warps=num_warps, **constants)
+        _compiled[key] = kernel[grid](*arguments, **options, **constants)
         return
     found[(*grid, 1, 1)[:3]](*arguments, *constants.values())
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from crfield.nn._operators import NormalizedOperator
 from crfield.nn._tables import TableOperator
 
 if TYPE_CHECKING:
@@ -111,12 +112,13 @@ def run_passes(
 
 
 def go_back(
-    plains: Sequence[TableOperator], tensors: Sequence[Tensor], n_iter: int,
-    widths: Sequence[bool],
+    plains: Sequence[TableOperator], tensors: Sequence[Tensor], normalized: Sequence[bool],
+    n_iter: int, widths: Sequence[bool],
 ) -> list[Tensor]:
-    """From b of the last update: the sum of all b, by the factors, and by weights that count.
+    """From b of the last update: the sum of all b, by the factors, and by features that count.
 
     tensors : b (P, L), the factors, and what `run_passes` left.
+    widths : for each term, whether its features count.
     """
     from crfield.nn import _step_kernels
 
@@ -148,4 +150,23 @@ def go_back(
             b = back
         if new is not None:
             splatted = new
-    return [total, by_factor, *[sums for sums in by_weight if sums is not None]]
+    return [
+        total, by_factor,
+        *[
+            _to_features(plains[m], normalized[m], passes.scales[m], sums)
+            for m, sums in enumerate(by_weight) if sums is not None
+        ],
+    ]
+
+
+def _to_features(
+    plain: TableOperator, normalized: bool, scale: Tensor, by_weight: Tensor
+) -> Tensor:
+    """(P, D) from derivatives by the weights, with what the scales make of them."""
+    operator = NormalizedOperator(plain, "symmetric" if normalized else "none")
+    if normalized:
+        operator.know_scale(scale)
+    gradient = operator.start_gradient()
+    # sum_c w_c (u . of_v_c + v . of_u_c) is what u and v make of the scales.
+    gradient.add_sums(plain.chain_to_features(by_weight), (plain.weight * by_weight).sum(1))
+    return gradient.total()

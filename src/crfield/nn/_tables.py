@@ -99,6 +99,14 @@ class TableOperator:
         """B x for a table (n_rows, C)."""
         raise NotImplementedError
 
+    def diagonal(self) -> Tensor:
+        """K_ii, (P,)."""
+        raise NotImplementedError
+
+    def diagonal_gradient(self, s: Tensor) -> Tensor:
+        """d sum_i s_i K_ii / d features for s (P,): (P, D)."""
+        raise NotImplementedError
+
     def chain_to_features(self, by_weight: Tensor) -> Tensor:
         """Derivatives by the features, (P, D), from those by the weights, (P, corners)."""
         raise NotImplementedError
@@ -136,6 +144,10 @@ class TableOperator:
     def row_sums(self) -> Tensor:
         """K 1, (P,)."""
         return self.apply(self.weight.new_ones(len(self.weight), 1))[:, 0]
+
+    def feature_gradient(self, u: Tensor, v: Tensor) -> Tensor:
+        """d sum(u * K v) / d features, (P, D): weights are piecewise smooth in the features."""
+        return self.chain_to_features(self.weight_gradient(u, v))
 
     def weight_gradient(self, u: Tensor, v: Tensor) -> Tensor:
         """d sum(u * K v) / d weight, (P, corners), for u, v (P, C).

@@ -17,7 +17,7 @@ from crfield.dense import DenseCRF as Model
 from crfield.dense import Pairwise
 from crfield.filters import METHODS
 from crfield.kernels import Bilateral, Spatial
-from crfield.nn._features import is_on_grid, scaled_features
+from crfield.nn._features import is_on_grid, scaled_features, scaled_positions
 from crfield.nn._function import mean_field
 from crfield.nn._parameters import LEARNABLE, PairwiseParameters
 from crfield.nn._settings import GRADIENTS, Settings, TermSettings
@@ -31,12 +31,10 @@ _DEFAULT_TERMS = (
 
 
 class _Values(NamedTuple):
-    """Of each term: widths by name, scaled coordinates if its kernel looks at nothing else, and the
-    weighted compatibility.
-    """
+    """Of each term: widths by name, `scaled_positions`, and the weighted compatibility."""
 
     widths: list[dict[str, Tensor]]
-    on_grid: list[Tensor | None]
+    positions: list[Tensor | None]
     compatibilities: list[Tensor]
 
 
@@ -150,11 +148,11 @@ class DenseCRF(nn.Module):
         spacing = spacing * (len(grid) // len(spacing))
         known = self._values(grid, spacing, unary)
         scaled = [
-            on_grid if on_grid is not None else scaled_features(
-                term.kernel, widths, grid, spacing, image, features or {}, unary
+            scaled_features(
+                term.kernel, widths, positions, grid, image, features or {}, unary
             ).contiguous()
-            for term, widths, on_grid in zip(
-                self._parts(), known.widths, known.on_grid, strict=True
+            for term, widths, positions in zip(
+                self._parts(), known.widths, known.positions, strict=True
             )
         ]
         return unary, scaled, known.compatibilities, self._settings(grid)
@@ -165,7 +163,10 @@ class DenseCRF(nn.Module):
         key: tuple[object, ...] = ()
         if remembers:
             # By value: there are ways to write to parameters that leave no trace on them.
-            numbers = [x.detach().reshape(-1) for x in (*self.parameters(), *self.buffers())]
+            numbers = [
+                x.reshape(-1) for p in self._parts()
+                for x in (*p._parameters.values(), *p._buffers.values()) if x is not None
+            ]
             key = (
                 grid, tuple(spacing), self.algorithm, like.dtype, like.device,
                 tuple(id(p.kernel) for p in self._parts()),
@@ -179,8 +180,8 @@ class DenseCRF(nn.Module):
         values = _Values(
             widths,
             [
-                scaled_features(p.kernel, w, grid, spacing, None, {}, like)
-                if is_on_grid(p.kernel) else None for p, w in zip(parts, widths, strict=True)
+                scaled_positions(p.kernel, w, grid, spacing, like)
+                for p, w in zip(parts, widths, strict=True)
             ],
             [p.weighted_compatibility(concave=concave).to(like) for p in parts],
         )
