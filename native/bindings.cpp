@@ -281,4 +281,6 @@ NB_MODULE(_native, m) {
   bind_type<float>(m, "32");
   bind_type<double>(m, "64");
   bind_plans(m);
+  bind_graphcuts(m);
+  bind_gibbs(m);
 }

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,6 @@ def save_model(
     recalibration: NDArray[np.float64] | None, context: Iterable[str] = (),
 ) -> None:
     """Write a model; the file appears whole or not at all."""
-    from safetensors.numpy import save
-
     tensors: Tensors = {}
     entries = [
         {
@@ -51,15 +49,45 @@ def save_model(
         tensors["recalibration"] = recalibration
         model["recalibration"] = {"tensor": "recalibration"}
         model["context"] = list(context)
-    # One key, because safetensors writes several in no fixed order.
-    document = {"model": model, "sha256": _digest(model, tensors)}
-    data = save(tensors, {"crfield": json.dumps(document, sort_keys=True)})
-    with atomic_path(_as_path(path)) as temporary:
-        temporary.write_bytes(data)
+    write_document(path, model, tensors)
 
 
 def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts], Any, list[str]]:
     """Number of labels, terms, recalibration and its context, as `save_model` wrote them."""
+    model, tensors = read_document(path, FORMAT, VERSION)
+    try:
+        terms = [
+            (
+                _restore(entry["kernel"], KERNELS, tensors),
+                _restore(entry["compatibility"], COMPATIBILITIES, tensors),
+                entry["weight"],
+            )
+            for entry in model["terms"]
+        ]
+        matrix = model.get("recalibration")
+        recalibration = None if matrix is None else tensors[matrix["tensor"]]
+        return model["n_labels"], terms, recalibration, model.get("context", [])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise incomplete(path, error) from None
+
+
+def write_document(
+    path: str | os.PathLike[str], model: dict[str, Any], tensors: Mapping[str, NDArray[Any]]
+) -> None:
+    """Write a description, with its "format" and "version", and the tensors that it names."""
+    from safetensors.numpy import save
+
+    # One key, because safetensors writes several in no fixed order.
+    document = {"model": model, "sha256": _digest(model, tensors)}
+    data = save(dict(tensors), {"crfield": json.dumps(document, sort_keys=True)})
+    with atomic_path(_as_path(path)) as temporary:
+        temporary.write_bytes(data)
+
+
+def read_document(
+    path: str | os.PathLike[str], expected: str, newest: int
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The description and tensors of a file of format `expected`, at most version `newest`."""
     from safetensors import SafetensorError, safe_open
 
     path = _as_path(path)
@@ -84,29 +112,21 @@ def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts], Any,
         kind, version = model["format"], int(model["version"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise _damaged(path, "its description is not valid") from None
-    if kind != FORMAT:
-        raise InputError(f"{path} holds a {kind}, expected {FORMAT}; load it with its own class.")
-    if version > VERSION:
+    if kind != expected:
+        raise InputError(f"{path} holds a {kind}, expected {expected}; load it with its own class.")
+    if version > newest:
         raise InputError(
-            f"{path} has format version {version}, this crfield reads up to {VERSION}; "
+            f"{path} has format version {version}, this crfield reads up to {newest}; "
             "upgrade crfield to open it."
         )
     if content.get("sha256") != _digest(model, tensors):
         raise _damaged(path, "its checksum does not match its content")
-    try:
-        terms = [
-            (
-                _restore(entry["kernel"], KERNELS, tensors),
-                _restore(entry["compatibility"], COMPATIBILITIES, tensors),
-                entry["weight"],
-            )
-            for entry in model["terms"]
-        ]
-        matrix = model.get("recalibration")
-        recalibration = None if matrix is None else tensors[matrix["tensor"]]
-        return model["n_labels"], terms, recalibration, model.get("context", [])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, f"its description is incomplete ({error!r})") from None
+    return model, tensors
+
+
+def incomplete(path: str | os.PathLike[str], error: Exception) -> InputError:
+    """The refusal for a description that lacks something."""
+    return _damaged(path, f"its description is incomplete ({error!r})")
 
 
 def _describe(part: Kernel | Compatibility, prefix: str, tensors: Tensors) -> dict[str, Any]:
@@ -121,7 +141,9 @@ def _describe(part: Kernel | Compatibility, prefix: str, tensors: Tensors) -> di
     return entry
 
 
-def _restore(entry: dict[str, Any], known: dict[str, Any], tensors: Tensors) -> Any:
+def _restore(
+    entry: dict[str, Any], known: dict[str, Any], tensors: Mapping[str, NDArray[Any]]
+) -> Any:
     arguments = {}
     for name, value in entry.items():
         if name == "kind":
@@ -133,7 +155,7 @@ def _restore(entry: dict[str, Any], known: dict[str, Any], tensors: Tensors) -> 
     return known[entry["kind"]](**arguments)
 
 
-def _digest(model: dict[str, Any], tensors: Tensors) -> str:
+def _digest(model: dict[str, Any], tensors: Mapping[str, NDArray[Any]]) -> str:
     digest = hashlib.sha256(json.dumps(model, sort_keys=True).encode())
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])

@@ -1,14 +1,18 @@
-"""Data sets on disk, sample photos with masks, made-up scenes, and ways to spoil good masks."""
+"""Data sets on disk, sample photos with masks, made-up scenes and figures, and ways to spoil good
+masks.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 from crfield.datasets.degrade import coarsen, noisy_probabilities
+from crfield.datasets.ellipses import NoisyUnaries, ellipse_set, noisy_unaries
 from crfield.datasets.samples import Sample, load_sample, sample_names
 from crfield.datasets.shrunk import Shrunk
 from crfield.datasets.synthetic import Scene, synthetic_scenes
 
 if TYPE_CHECKING:
     from crfield.datasets.folder import Example, FolderDataset
+    from crfield.datasets.silhouettes import Augmentation, Silhouettes, read_silhouettes
 else:
 
     def __getattr__(name: str) -> Any:
@@ -17,18 +21,28 @@ else:
             from crfield.datasets import folder
 
             return getattr(folder, name)
+        if name in ("Augmentation", "Silhouettes", "read_silhouettes"):
+            from crfield.datasets import silhouettes
+
+            return getattr(silhouettes, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
+    "Augmentation",
     "Example",
     "FolderDataset",
+    "NoisyUnaries",
     "Sample",
     "Scene",
     "Shrunk",
+    "Silhouettes",
     "coarsen",
+    "ellipse_set",
     "load_sample",
     "noisy_probabilities",
+    "noisy_unaries",
+    "read_silhouettes",
     "sample_names",
     "synthetic_scenes",
 ]

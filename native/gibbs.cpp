@@ -1,0 +1,80 @@
+#include "gibbs.hpp"
+
+#include <cmath>
+
+#include "thread_pool.hpp"
+
+namespace crfield {
+
+namespace {
+
+// SplitMix64: spreads counters over all 64 bits.
+std::uint64_t mixed(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// xoshiro256+ (Blackman and Vigna), started from counters.
+class Uniform {
+ public:
+  Uniform(std::uint64_t seed, std::uint64_t sweep, std::uint64_t stream) {
+    std::uint64_t x = mixed(mixed(mixed(seed) ^ sweep) ^ stream);
+    for (std::uint64_t& word : state_) word = x = mixed(x);
+  }
+
+  // In [0, 1).
+  template <class T> T next() {
+    const std::uint64_t result = state_[0] + state_[3];
+    const std::uint64_t shifted = state_[1] << 17;
+    state_[2] ^= state_[0];
+    state_[3] ^= state_[1];
+    state_[1] ^= state_[2];
+    state_[0] ^= state_[3];
+    state_[2] ^= shifted;
+    state_[3] = (state_[3] << 45) | (state_[3] >> 19);
+    if constexpr (sizeof(T) == 4) return static_cast<T>(result >> 40) * T{0x1p-24};
+    return static_cast<T>(result >> 11) * static_cast<T>(0x1p-53);
+  }
+
+ private:
+  std::uint64_t state_[4];
+};
+
+template <class T> T signed_label(std::uint8_t label) { return static_cast<T>(2 * label - 1); }
+
+template <class T> void sweep_one(const GridChains<T>& chains, std::size_t chain, Uniform random) {
+  const std::size_t height = chains.height, width = chains.width, n = height * width;
+  std::uint8_t* labels = chains.labels + chain * n;
+  const T* log_odds = chains.log_odds + chain * n;
+  const T* right = chains.weights + static_cast<std::size_t>(chains.image[chain]) * 2 * n;
+  const T* down = right + n;
+  for (std::size_t colour = 0; colour < 2; ++colour)
+    for (std::size_t row = 0; row < height; ++row)
+      for (std::size_t column = (row + colour) % 2; column < width; column += 2) {
+        const std::size_t i = row * width + column;
+        T x = log_odds[i];
+        if (column > 0) x += right[i - 1] * signed_label<T>(labels[i - 1]);
+        if (column + 1 < width) x += right[i] * signed_label<T>(labels[i + 1]);
+        if (row > 0) x += down[i - width] * signed_label<T>(labels[i - width]);
+        if (row + 1 < height) x += down[i] * signed_label<T>(labels[i + width]);
+        // u < sigmoid(x)
+        labels[i] = random.template next<T>() * (1 + std::exp(-x)) < 1;
+      }
+}
+
+}  // namespace
+
+template <class T>
+void sweep_grids(const GridChains<T>& chains, std::uint64_t seed, std::uint64_t sweep, int threads) {
+  parallel_ranges(chains.n_chains, threads, 8, [&](int, std::size_t begin, std::size_t end) {
+    for (std::size_t chain = begin; chain < end; ++chain)
+      sweep_one(chains, chain, Uniform(seed, sweep, chains.stream[chain]));
+  });
+}
+
+template void sweep_grids(const GridChains<float>&, std::uint64_t, std::uint64_t, int);
+template void sweep_grids(const GridChains<double>&, std::uint64_t, std::uint64_t, int);
+
+}  // namespace crfield

@@ -1,0 +1,250 @@
+"""Objects cut out of photos: small images of one size with masks, shifted and mirrored for more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from crfield._validate import InputError, as_choice, as_count, as_scalar, shown
+from crfield.datasets.folder import FolderDataset
+from crfield.datasets.unaries import naming
+from crfield.imagefiles import file_stem, read_image, read_labels
+
+Labels = NDArray[np.integer[Any]]
+FilePath = str | os.PathLike[str]
+
+_CROPS = ("whole", "object")
+
+
+@dataclass(frozen=True, eq=False)
+class Silhouettes:
+    """Images of one size with the masks of their objects.
+
+    Attributes
+    ----------
+    images
+        (n, size, size, 3) uint8 colours.
+    masks
+        (n, size, size) uint8, 1 in the object and 0 elsewhere.
+    names
+        Name of the file that each comes from; versions of one file have one name.
+    """
+
+    images: NDArray[np.uint8]
+    masks: NDArray[np.uint8]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """More versions of each image, as CHOPP section 5.1 makes them.
+
+    The window of an image is shifted `n_shifts` times; with `mirror`, every window is also seen
+    in a mirror. The defaults make 12 versions, the image and 11 more.
+
+    Attributes
+    ----------
+    n_shifts
+        Number of shifted windows beside the first one.
+    mirror
+        Whether to mirror all of them.
+    reach
+        Shifts are drawn evenly up to this share of the window's sides.
+    seed
+        The same seed gives the same shifts, whatever the size of the images.
+    """
+
+    n_shifts: int = 5
+    mirror: bool = True
+    reach: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        as_count(self.n_shifts, "n_shifts", minimum=0)
+        as_count(self.seed, "seed", minimum=0)
+        if not 0 <= as_scalar(self.reach, "reach") <= 0.5:
+            raise InputError(f"reach must lie between 0 and 0.5, got {self.reach:g}; try 0.1.")
+
+    @property
+    def factor(self) -> int:
+        """Number of versions of each image."""
+        return (1 + self.n_shifts) * (2 if self.mirror else 1)
+
+    def shifts(self, index: int) -> NDArray[np.float64]:
+        """(1 + n_shifts, 2) shifts down and right of image number `index`, the first is none."""
+        rng = np.random.default_rng([self.seed, index])
+        shifts = np.zeros((1 + self.n_shifts, 2))
+        shifts[1:] = rng.uniform(-self.reach, self.reach, (self.n_shifts, 2))
+        return shifts
+
+
+def read_silhouettes(
+    source: FilePath | Iterable[tuple[FilePath, FilePath]],
+    *,
+    size: int = 32,
+    split: str | None = None,
+    names: Sequence[str] | None = None,
+    foreground: int | Sequence[int] | None = None,
+    crop: str = "whole",
+    margin: float = 0.0,
+    augmentation: Augmentation | None = None,
+) -> Silhouettes:
+    """Read objects with their masks, all brought to one size whatever their aspect.
+
+    Pixels of the images are means over what they cover; a pixel of a mask is 1 where at least
+    half of it is object. What a window covers beyond its image repeats the border in the image
+    and is background in the mask.
+
+    Parameters
+    ----------
+    source
+        A folder as `FolderDataset` reads it, or pairs of paths (image, mask).
+    size
+        Side of the results, in pixels.
+    split, names
+        Of a folder: which list to follow, and which names of it, in that order; None for all.
+    foreground
+        Label or labels of the object; void counts as background. None wants masks of 0 and 1.
+    crop
+        "whole" for whole images, "object" for the bounding boxes of the objects.
+    margin
+        How far the window reaches beyond the box on each side, in shares of the box's sides.
+    augmentation
+        Which versions of each image to make; None takes each as it is. Versions of an image follow
+        each other: the window, its shifts, then the mirrored ones in the same order.
+
+    Returns
+    -------
+    Silhouettes with n = number of images * `augmentation.factor`.
+    """
+    size = as_count(size, "size")
+    crop = as_choice(crop, "crop", _CROPS)
+    margin = as_scalar(margin, "margin")
+    if not 0 <= margin <= 10:
+        raise InputError(f"margin must lie between 0 and 10, got {margin:g}; try 0.1.")
+    labels = None if foreground is None else _as_labels(foreground)
+    versions = augmentation or Augmentation(n_shifts=0, mirror=False)
+    images, masks, found = [], [], []
+    for index, (name, image, truth) in enumerate(_read(source, split, names)):
+        with naming(Path(name)):
+            colours, mask = _as_colours(image), _as_mask(truth, labels)
+        window = _object_window(mask, margin) if crop == "object" else _whole_window(mask)
+        for shift in versions.shifts(index):
+            shifted = window + shift * (window[1] - window[0])
+            images.append(_resized(colours, shifted, size))
+            masks.append(_resized(255 * mask, shifted, size, beyond="constant") >= 128)
+        if versions.mirror:
+            images += [version[:, ::-1] for version in images[-1 - versions.n_shifts :]]
+            masks += [version[:, ::-1] for version in masks[-1 - versions.n_shifts :]]
+        found += [name] * versions.factor
+    if not found:
+        raise InputError("source must give at least one pair of files, got none; add some.")
+    return Silhouettes(np.stack(images), np.stack(masks).astype(np.uint8), tuple(found))
+
+
+def _read(
+    source: FilePath | Iterable[tuple[FilePath, FilePath]],
+    split: str | None,
+    names: Sequence[str] | None,
+) -> Iterator[tuple[str, NDArray[Any], Labels]]:
+    """Name, image and labels of each pair; void labels are negative."""
+    if isinstance(source, str | os.PathLike):
+        dataset = FolderDataset(source, split, description={"unaries": None})
+        for example in dataset if names is None else dataset.subset(_places(dataset, names)):
+            truth = example.truth.astype(np.int64)
+            yield example.name, example.image, np.where(truth == dataset.void, -1, truth)
+        return
+    if split is not None or names is not None:
+        raise InputError(
+            "split and names must be left out where source gives pairs of files, got one of them; "
+            "pass only the pairs that are wanted."
+        )
+    for image_path, mask_path in source:
+        image, truth = read_image(Path(image_path)), read_labels(Path(mask_path)).array
+        if truth.shape != image.grid:
+            raise InputError(
+                f"{mask_path} must have the size of {image_path}, {image.grid}, got "
+                f"{truth.shape}; export both in one size."
+            )
+        yield file_stem(Path(image_path)), image.array, truth
+
+
+def _places(dataset: FolderDataset, names: Sequence[str]) -> list[int]:
+    known = {name: place for place, name in enumerate(dataset.names)}
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"names must be among those of {dataset.root}, got {shown(name)}; correct it."
+            )
+    return [known[name] for name in names]
+
+
+def _as_labels(foreground: int | Sequence[int]) -> list[int]:
+    several = list(foreground) if isinstance(foreground, Iterable) else [foreground]
+    if not several:
+        raise InputError("foreground must name a label, got none; pass the labels of the object.")
+    return [as_count(label, "foreground", minimum=0) for label in several]
+
+
+def _as_colours(image: NDArray[Any]) -> NDArray[np.uint8]:
+    """(H, W, 3) bytes of a grey or colour photo."""
+    if image.dtype != np.uint8 or image.ndim < 2 or image.shape[2:] not in ((), (3,)):
+        raise InputError(
+            f"the image must be a photo of 8 bits a channel, got {image.dtype} of shape "
+            f"{image.shape}; save it as an 8-bit PNG or JPEG."
+        )
+    return image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=-1)
+
+
+def _as_mask(truth: Labels, foreground: list[int] | None) -> NDArray[np.uint8]:
+    if foreground is None and truth.max(initial=0) > 1:
+        raise InputError(
+            f"the mask must hold 0 and 1 alone, got the label {truth.max()}; "
+            "say with foreground which labels are the object."
+        )
+    mask = np.isin(truth, foreground or [1])
+    if not mask.any():
+        raise InputError(
+            f"the mask must show an object, got no pixel of {foreground or 1}; "
+            "correct foreground or leave the image out."
+        )
+    return mask.astype(np.uint8)
+
+
+def _whole_window(mask: NDArray[np.uint8]) -> NDArray[np.float64]:
+    return np.array([[0, 0], mask.shape], np.float64)
+
+
+def _object_window(mask: NDArray[np.uint8], margin: float) -> NDArray[np.float64]:
+    """Upper left and lower right corner, (2, 2), of the object's box and its margin."""
+    sides = [np.flatnonzero(mask.any(axis=1 - axis))[[0, -1]] for axis in range(2)]
+    box = np.array(sides, np.float64).T + np.array([[0.0], [1.0]])
+    reach = margin * (box[1] - box[0])
+    return np.stack([box[0] - reach, box[1] + reach])
+
+
+def _resized(
+    picture: NDArray[np.uint8], window: NDArray[np.float64], size: int, beyond: str = "edge"
+) -> NDArray[np.uint8]:
+    """What a window, corners (2, 2), shows, (size, size[, 3])."""
+    sides = np.array(picture.shape[:2])
+    before = np.maximum(np.ceil(-window[0]), 0).astype(int)
+    after = np.maximum(np.ceil(window[1] - sides), 0).astype(int)
+    widths = [*zip(before, after, strict=True), *[(0, 0)] * (picture.ndim - 2)]
+    # mypy knows the modes as literals only.
+    padded = np.pad(picture, widths, mode=beyond)  # type: ignore[call-overload]
+    (top, left), (bottom, right) = window + before
+    resized = Image.fromarray(padded).resize(
+        (size, size), Image.Resampling.BOX, box=(left, top, right, bottom)
+    )
+    return np.asarray(resized)

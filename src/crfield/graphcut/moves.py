@@ -1,0 +1,216 @@
+"""Many labels by moves that a cut finds (Boykov, Veksler and Zabih, PAMI 2001).
+
+    E(x) = sum_i unary[i, x_i] + sum_ij weights[ij] mu(x_i, x_j)
+
+An expansion lets any set of variables switch to one label; where no expansion helps, E is at most
+2 max mu / min mu (over different labels) times the least. A swap exchanges two labels in any way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield import _native
+from crfield._validate import InputError, as_array, as_count, working_dtype
+from crfield.compatibility import Compatibility
+from crfield.graphcut._checks import (
+    Array,
+    as_costs,
+    as_edges,
+    as_grid_weights,
+    check_not_negative,
+    check_room,
+)
+from crfield.graphcut.neighbourhood import native_grid, offsets_for
+from crfield.graphcut.results import MoveResult
+
+_DOUBLE = np.dtype(np.float64)
+# Rounding allowed in what makes mu a metric, as a share of its largest entry.
+_TOLERANCE = 1e-6
+
+
+def alpha_expansion(
+    unary: Any, edges: Any, weights: Any, compatibility: Any = None, *, init: Any = None,
+    max_cycles: int = 100,
+) -> MoveResult:
+    """Lower E(x) on a graph by expansions until none helps, in float64.
+
+    Parameters
+    ----------
+    unary : (N, L).
+    edges : (E, 2), pairs of different nodes.
+    weights : (E,) >= 0.
+    compatibility : mu (L, L), a metric, or a `Compatibility`; by default 1 for different labels.
+    init : (N,) labels to start from, by default each node's cheapest.
+    max_cycles : every label expands once in a cycle.
+    """
+    return _graph_moves(False, unary, edges, weights, compatibility, init, max_cycles)
+
+
+def alpha_beta_swap(
+    unary: Any, edges: Any, weights: Any, compatibility: Any = None, *, init: Any = None,
+    max_cycles: int = 100,
+) -> MoveResult:
+    """Lower E(x) on a graph by swaps until none helps; see `alpha_expansion`.
+
+    mu need not keep to the triangle inequality.
+    """
+    return _graph_moves(True, unary, edges, weights, compatibility, init, max_cycles)
+
+
+def alpha_expansion_grid(
+    unary: Any, weights: Any, compatibility: Any = None, *, neighbours: int | None = None,
+    init: Any = None, max_cycles: int = 100,
+) -> MoveResult:
+    """`alpha_expansion` on a grid, in float32 unless `unary` is float64.
+
+    unary : (*grid, L); weights : (n_offsets, *grid) >= 0 in the order of `grid_offsets`; init :
+    (*grid,).
+    """
+    return _grid_moves(False, unary, weights, compatibility, neighbours, init, max_cycles)
+
+
+def alpha_beta_swap_grid(
+    unary: Any, weights: Any, compatibility: Any = None, *, neighbours: int | None = None,
+    init: Any = None, max_cycles: int = 100,
+) -> MoveResult:
+    """`alpha_beta_swap` on a grid; see `alpha_expansion_grid`."""
+    return _grid_moves(True, unary, weights, compatibility, neighbours, init, max_cycles)
+
+
+def _graph_moves(
+    swap: bool, unary: Any, edges: Any, weights: Any, compatibility: Any, init: Any,
+    max_cycles: int,
+) -> MoveResult:
+    costs = as_costs(unary, "unary", _DOUBLE)
+    if costs.ndim != 2 or 0 in costs.shape:
+        raise InputError(
+            f"unary must have shape (N, L) with a node and a label at least, got {costs.shape}; "
+            "give the cost of each label of each node."
+        )
+    ends = as_edges(edges, len(costs))
+    strengths = as_costs(weights, "weights", _DOUBLE)
+    if strengths.shape != (len(ends),):
+        raise InputError(
+            f"weights must have one number for each of {len(ends)} edges, got shape "
+            f"{strengths.shape}; match edges."
+        )
+    check_not_negative(strengths, "weights")
+    mu = _as_mu(compatibility, costs.shape[1], not swap).astype(_DOUBLE)
+    return _descend(
+        lambda labels: _native.graph_cycle(costs, strengths, mu, ends, swap, labels),
+        _as_init(init, costs), max_cycles,
+    )
+
+
+def _grid_moves(
+    swap: bool, unary: Any, weights: Any, compatibility: Any, neighbours: int | None, init: Any,
+    max_cycles: int,
+) -> MoveResult:
+    given = as_array(unary, "unary")
+    if given.ndim not in (3, 4) or 0 in given.shape:
+        raise InputError(
+            f"unary must have shape (*grid, L) with 2 or 3 grid axes that are not empty, got "
+            f"{given.shape}; give the cost of each label at each cell."
+        )
+    dtype = working_dtype(given)
+    costs = as_costs(given, "unary", dtype)
+    grid, n_labels = costs.shape[:-1], costs.shape[-1]
+    n_cells = math.prod(grid)
+    planes = as_array(weights, "weights")
+    offsets = offsets_for(planes.shape, grid, neighbours)
+    strengths = as_costs(
+        as_grid_weights(planes[None], "weights", (1,), grid, offsets), "weights", dtype
+    ).ravel()
+    check_room(
+        n_cells * float((3 * len(offsets) + 2) * dtype.itemsize + 25),
+        f"Moves on a grid of {' x '.join(map(str, grid))} cells", "work on tiles of it",
+    )
+    mu = _as_mu(compatibility, n_labels, not swap).astype(dtype)
+    flat = costs.reshape(n_cells, n_labels)
+    size = native_grid(grid, offsets)
+    return _descend(
+        lambda labels: _native.grid_cycle(flat, strengths, mu, *size, swap, labels.reshape(-1)),
+        _as_init(init, costs), max_cycles,
+    )
+
+
+def _descend(
+    run_cycle: Callable[[NDArray[np.int32]], tuple[float, float]], labels: NDArray[np.int32],
+    max_cycles: int,
+) -> MoveResult:
+    energies: list[float] = []
+    converged = False
+    for _ in range(as_count(max_cycles, "max_cycles")):
+        before, after = run_cycle(labels)
+        energies = [*(energies or [before]), after]
+        converged = after == before
+        if converged:
+            break
+    return MoveResult(labels, np.array(energies), len(energies) - 1, converged)
+
+
+def _as_init(init: Any, costs: Array) -> NDArray[np.int32]:
+    """Labels to start from, a copy of the caller's."""
+    if init is None:
+        return np.ascontiguousarray(costs.argmin(-1), np.int32)
+    labels = as_array(init, "init")
+    if labels.shape != costs.shape[:-1] or labels.dtype.kind not in "iub":
+        raise InputError(
+            f"init must be whole numbers of shape {costs.shape[:-1]}, got {labels.dtype} of shape "
+            f"{labels.shape}; give each variable the index of a label."
+        )
+    n_labels = costs.shape[-1]
+    if labels.min() < 0 or labels.max() >= n_labels:
+        raise InputError(
+            f"init must hold labels from 0 to {n_labels - 1}, got {labels.min()} to "
+            f"{labels.max()}; give each variable the index of a label."
+        )
+    return np.array(labels, np.int32, order="C")
+
+
+def _as_mu(compatibility: Any, n_labels: int, is_metric: bool) -> NDArray[np.float64]:
+    """mu (L, L): 0 for equal labels, symmetric, not negative, and a metric if asked for."""
+    if compatibility is None:
+        return 1.0 - np.eye(n_labels)
+    if isinstance(compatibility, Compatibility):
+        compatibility.check_size(n_labels)
+        mu = compatibility.matrix(n_labels)
+    else:
+        mu = as_costs(compatibility, "compatibility", _DOUBLE)
+    if mu.shape != (n_labels, n_labels):
+        raise InputError(
+            f"compatibility must have shape ({n_labels}, {n_labels}) for {n_labels} labels, got "
+            f"{mu.shape}; give the cost of each pair of labels."
+        )
+    check_not_negative(mu, "compatibility")
+    slack = _TOLERANCE * float(mu.max())
+    for wrong, rule in (
+        (np.abs(np.diag(np.diag(mu))), "mu[a, a] = 0"), (np.abs(mu - mu.T), "mu[a, b] = mu[b, a]"),
+    ):
+        if wrong.max() > slack:
+            a, b = (int(i) for i in np.unravel_index(int(wrong.argmax()), mu.shape))
+            raise InputError(
+                f"compatibility must have {rule}, got mu[{a}, {b}] = {mu[a, b]:g} and mu[{b}, {a}] "
+                f"= {mu[b, a]:g}; use (mu + mu.T) / 2 with a diagonal of 0."
+            )
+    if is_metric:
+        _check_triangles(mu, slack)
+    return mu
+
+
+def _check_triangles(mu: NDArray[np.float64], slack: float) -> None:
+    for c in range(len(mu)):
+        excess = mu - (mu[:, c, None] + mu[None, c, :])
+        if excess.max() > slack:
+            a, b = (int(i) for i in np.unravel_index(int(excess.argmax()), mu.shape))
+            raise InputError(
+                "compatibility must be a metric for expansions, got "
+                f"mu[{a}, {b}] = {mu[a, b]:g} > mu[{a}, {c}] + mu[{c}, {b}] = {mu[a, c]:g} + "
+                f"{mu[c, b]:g}; truncate mu, or use alpha_beta_swap."
+            )

@@ -1,0 +1,148 @@
+"""Weights of neighbouring cells, (n_offsets, *grid): how much different labels cost them.
+
+Entry [k, p] is for p and q = p + offsets[k] in the order of `grid_offsets`, 0 where q is off the
+grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from crfield._validate import (
+    FloatArray,
+    InputError,
+    as_array,
+    as_count,
+    as_floats,
+    as_scalar,
+    first_index,
+    shown,
+    working_dtype,
+)
+from crfield.graphcut.neighbourhood import NEIGHBOURS, grid_offsets, pairs_region
+
+Offset = tuple[int, ...]
+
+# Sums of squares of such numbers over any image are finite.
+_LARGEST_COLOUR = 1e100
+
+
+def constant_weights(grid: Any, neighbours: int) -> FloatArray:
+    """1 for every pair of neighbours; grid : 2 or 3 lengths."""
+    ndim = _axes_of(neighbours)
+    if not isinstance(grid, Sequence) or len(grid) != ndim:
+        raise InputError(
+            f"grid must be {ndim} lengths for {neighbours} neighbours, got {shown(grid)}; "
+            "choose neighbours for its axes."
+        )
+    lengths = tuple(as_count(length, "grid") for length in grid)
+    return _fill(lengths, neighbours, np.dtype(np.float32), lambda p, q, offset: 1.0)
+
+
+def contrast_weights(image: Any, neighbours: int, beta: float | None = None) -> FloatArray:
+    """exp(-beta |I_p - I_q|^2) / |p - q|: less where colours change.
+
+    image : (*grid, C) or (*grid,); neighbours : 4 or 8 for an image, 6 or 26 for a volume.
+    beta : by default 1 / (2 <|I_p - I_q|^2>), the mean over all pairs of neighbours.
+    """
+    ndim = _axes_of(neighbours)
+    given = as_array(image, "image")
+    if given.ndim not in (ndim, ndim + 1) or given.size == 0:
+        raise InputError(
+            f"image must have {ndim} axes and perhaps one of channels for {neighbours} neighbours, "
+            f"got shape {given.shape}; choose neighbours for its axes."
+        )
+    dtype = working_dtype(given)
+    colours = as_floats(given, "image", np.dtype(np.float64))
+    if colours.ndim == ndim:
+        colours = colours[..., None]
+    grid = colours.shape[:-1]
+
+    largest = float(np.abs(colours).max())
+    if largest > _LARGEST_COLOUR:
+        raise InputError(
+            f"image must not exceed {_LARGEST_COLOUR:g} in magnitude, got {largest:.3g}; scale it."
+        )
+
+    def squared(p: Any, q: Any) -> FloatArray:
+        return np.asarray(((colours[p] - colours[q]) ** 2).sum(-1))
+
+    if beta is None:
+        found = [squared(p, q) for p, q, _ in _pairs(grid, neighbours)]
+        mean = sum(float(part.sum()) for part in found) / max(sum(part.size for part in found), 1)
+        sharpness = 0.5 / mean if mean > 0 else 0.0
+    else:
+        sharpness = as_scalar(beta, "beta")
+        if sharpness < 0:
+            raise InputError(f"beta must not be negative, got {sharpness:g}; use 0 or more.")
+    with np.errstate(over="ignore"):  # exp(-inf) is the weight
+        return _fill(
+            grid, neighbours, dtype,
+            lambda p, q, offset: np.exp(-sharpness * squared(p, q)) / math.hypot(*offset),
+        )
+
+
+def boundary_weights(boundary: Any, neighbours: int, floor: float = 1e-3) -> FloatArray:
+    """-max(log Pb_p, log Pb_q): less where there is a boundary, between 0 and -log `floor`.
+
+    boundary : Pb (*grid,), probabilities of a boundary; those below `floor` count as `floor`.
+    """
+    ndim = _axes_of(neighbours)
+    given = as_array(boundary, "boundary")
+    lowest = as_scalar(floor, "floor")
+    if not 0 < lowest <= 1:
+        raise InputError(
+            f"floor must be above 0 and at most 1, got {lowest:g}; a small probability such as "
+            "1e-3 keeps the weights finite."
+        )
+    if given.ndim != ndim or given.size == 0:
+        raise InputError(
+            f"boundary must have {ndim} axes for {neighbours} neighbours, got shape {given.shape}; "
+            "choose neighbours for its axes."
+        )
+    probabilities = as_floats(given, "boundary")
+    bad = (probabilities < 0) | (probabilities > 1)
+    if bad.any():
+        index = first_index(bad)
+        raise InputError(
+            f"boundary must hold probabilities from 0 to 1, got {probabilities[index]:g} at index "
+            f"{index}; scale or clip it."
+        )
+    costs = -np.log(np.maximum(probabilities, lowest))
+    return _fill(
+        given.shape, neighbours, probabilities.dtype,
+        lambda p, q, offset: np.maximum(np.minimum(costs[p], costs[q]), 0.0),
+    )
+
+
+def _axes_of(neighbours: Any) -> int:
+    for ndim, known in NEIGHBOURS.items():
+        if as_count(neighbours, "neighbours") in known:
+            return ndim
+    raise InputError(
+        f"neighbours must be 4 or 8 for an image, 6 or 26 for a volume, got {neighbours}; "
+        "choose one of them."
+    )
+
+
+def _pairs(
+    grid: tuple[int, ...], neighbours: int
+) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...], Offset]]:
+    """Where p is, where q is, and the offset, for each offset."""
+    for offset in grid_offsets(len(grid), neighbours):
+        opposite = tuple(-step for step in offset)
+        yield pairs_region(grid, offset), pairs_region(grid, opposite), offset
+
+
+def _fill(
+    grid: tuple[int, ...], neighbours: int, dtype: np.dtype[Any],
+    weight: Callable[[Any, Any, Offset], Any],
+) -> FloatArray:
+    weights = np.zeros((neighbours // 2, *grid), dtype)
+    for plane, (p, q, offset) in zip(weights, _pairs(grid, neighbours), strict=True):
+        plane[p] = weight(p, q, offset)
+    return weights

@@ -1,0 +1,113 @@
+"""Parameters of a pattern model as named arrays, and the gradient of what its labels bring in.
+
+Trade-offs are positive and move in logarithms. With E(y) the energy of eq. 5, the gradient of any
+expectation over labels is a sum of -dE(y)/dgamma with a number for each labelling (eqs. 13 to 15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._validate import FloatArray, InputError, as_choice
+from crfield.patterns._checks import as_masks
+from crfield.patterns.inputs import PatternInputs
+from crfield.patterns.model import PatternCRF
+
+Parameters = dict[str, FloatArray]
+Loss = Callable[[NDArray[Any], NDArray[Any]], NDArray[np.float64]]
+
+GROUPS = (
+    "weights", "bias", "image_weights", "visible_bias", "unary_weight", "pairwise_weights",
+)
+
+
+def parameters_of(model: PatternCRF) -> Parameters:
+    """All numbers of a model by group; logarithms of the trade-offs, -inf for those that are 0."""
+    found: Parameters = {} if model.patterns is None else dict(model.patterns.parameters)
+    found["visible_bias"] = model.visible_bias
+    if not model.unary_weight > 0:
+        raise InputError(
+            f"unary_weight must be positive to be learned, got {model.unary_weight:g}; "
+            "give the unary costs the other sign instead."
+        )
+    with np.errstate(divide="ignore"):
+        found["unary_weight"] = np.log(np.float64(model.unary_weight))
+        found["pairwise_weights"] = np.log(model.pairwise_weights)
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+def with_parameters(model: PatternCRF, parameters: Mapping[str, FloatArray]) -> PatternCRF:
+    """The model with other numbers."""
+    patterns = model.patterns
+    if patterns is not None:
+        patterns = patterns.with_parameters({k: parameters[k] for k in patterns.parameters})
+    return replace(
+        model, patterns=patterns, visible_bias=parameters["visible_bias"],
+        unary_weight=float(np.exp(parameters["unary_weight"])),
+        pairwise_weights=np.exp(parameters["pairwise_weights"]),
+    )
+
+
+def weighted_scores(
+    model: PatternCRF, inputs: PatternInputs, labels: Any, scale: Any
+) -> Parameters:
+    """sum_n scale_n (-dE(y_n | x_n) / dgamma) for every group gamma (eq. 14).
+
+    labels : (n, H, W), one labelling for each of the inputs.
+    scale : (n,).
+    """
+    masks = as_masks(labels, model.visible_bias.size, "labels")
+    factor = np.asarray(scale, np.float64)
+    found: Parameters = {}
+    if model.patterns is not None:
+        patterns = model.patterns
+        h = patterns.expected_hidden(masks, inputs.features)
+        found["weights"] = patterns.weight_gradient(masks, h, factor)
+        found["bias"] = patterns.bias_gradient(h, factor)
+        if patterns.image_weights is not None:
+            found["image_weights"] = patterns.image_gradient(inputs.features, h, factor)
+    found["visible_bias"] = factor.astype(model.visible_bias.dtype) @ masks
+    maps = masks.reshape(-1, *model.grid)
+    unary = model.unary_costs(maps, inputs)
+    found["unary_weight"] = np.asarray(-model.unary_weight * (factor @ unary))
+    found["pairwise_weights"] = -model.pairwise_weights * (
+        factor @ model.pairwise_costs(maps, inputs)
+    )
+    return found
+
+
+def expected_loss_scale(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What eq. 15 weighs samples by: (l_n - mean l) / (N - 1), for losses (B, N) of N samples."""
+    n = losses.shape[1]
+    if n < 2:
+        raise InputError(
+            f"n_chains must be at least 2 to compare losses, got {n}; use 2 or more chains."
+        )
+    return np.asarray((losses - losses.mean(1, keepdims=True)) / (n - 1))
+
+
+def iou_loss(labels: NDArray[Any], masks: NDArray[Any]) -> NDArray[np.float64]:
+    """1 - |y and y*| / |y or y*| for each row of (n, I), 0 where both are empty."""
+    both = np.einsum("ni,ni->n", labels, masks, dtype=np.float64)
+    either = labels.sum(1, dtype=np.float64) + masks.sum(1, dtype=np.float64) - both
+    return np.asarray(np.where(either > 0, 1.0 - both / np.maximum(either, 1.0), 0.0))
+
+
+def hamming_loss(labels: NDArray[Any], masks: NDArray[Any]) -> NDArray[np.float64]:
+    """The share of pixels that differ, for each row of (n, I)."""
+    return np.asarray((labels != masks).mean(1, dtype=np.float64))
+
+
+LOSSES: dict[str, Loss] = {"iou": iou_loss, "hamming": hamming_loss}
+
+
+def as_loss(loss: str | Loss) -> Loss:
+    """A loss by name, or any function of labels (n, I) and masks (n, I) to (n,) numbers."""
+    if callable(loss):
+        return loss
+    return LOSSES[as_choice(loss, "loss", LOSSES)]

@@ -1,0 +1,117 @@
+"""Hidden units given their activations a (B, J): p*(h) ~ exp(a'h / T) over the allowed h.
+
+A rule says which h are allowed: all ("sum"), exactly one active unit ("min"), or at most k of them.
+T = 0 stands for the limit T -> 0, where p* sits on one best h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._validate import FloatArray
+from crfield.patterns._soft import relative_weights, soft_excess, soft_maximum, soft_threshold
+from crfield.patterns.cardinality import AtMost
+
+
+class HiddenRule(Protocol):
+    """Which h are allowed, with exact sums over them."""
+
+    def log_partition(self, a: FloatArray, temperature: float) -> NDArray[np.float64]:
+        """T log sum_h exp(a'h / T), (B,), from a (B, J); max_h a'h at T = 0."""
+
+    def expected(self, a: FloatArray, temperature: float) -> FloatArray:
+        """E[h] (B, J) under p*(h) ~ exp(a'h / T); one maximiser at T = 0."""
+
+    def sample(
+        self, a: FloatArray, temperature: float, rng: np.random.Generator
+    ) -> NDArray[np.uint8]:
+        """One draw of h (B, J) from p*(h) for each row."""
+
+
+class AnyNumber:
+    """All h in {0, 1}^J, independent of each other ("sum")."""
+
+    def log_partition(self, a: FloatArray, temperature: float) -> NDArray[np.float64]:
+        """sum_j T softplus(a_j / T); sum_j max(a_j, 0) at T = 0."""
+        total = np.maximum(a, 0).sum(1, dtype=np.float64)
+        if temperature > 0:
+            total += soft_excess(a, temperature).sum(1)
+        return np.asarray(total)
+
+    def expected(self, a: FloatArray, temperature: float) -> FloatArray:
+        """sigmoid(a_j / T), eq. 7; [a_j > 0] at T = 0."""
+        if temperature == 0:
+            return (a > 0).astype(a.dtype)
+        return np.asarray(soft_threshold(a, temperature), a.dtype)
+
+    def sample(
+        self, a: FloatArray, temperature: float, rng: np.random.Generator
+    ) -> NDArray[np.uint8]:
+        """Independent draws."""
+        uniform = rng.random(a.shape, np.float32)
+        return (uniform < self.expected(a, temperature)).astype(np.uint8)
+
+
+class ExactlyOne:
+    """h with one active unit ("min")."""
+
+    def log_partition(self, a: FloatArray, temperature: float) -> NDArray[np.float64]:
+        """T logsumexp_j(a_j / T); max_j a_j at T = 0."""
+        return a.max(1).astype(np.float64) if temperature == 0 else soft_maximum(a, temperature)
+
+    def expected(self, a: FloatArray, temperature: float) -> FloatArray:
+        """softmax_j(a_j / T); the first maximum at T = 0."""
+        if temperature == 0:
+            return np.asarray(np.arange(a.shape[1]) == a.argmax(1)[:, None], a.dtype)
+        weights = relative_weights(a, temperature)
+        return np.asarray(weights / weights.sum(1, keepdims=True), a.dtype)
+
+    def sample(
+        self, a: FloatArray, temperature: float, rng: np.random.Generator
+    ) -> NDArray[np.uint8]:
+        """One categorical draw a row."""
+        if temperature > 0:
+            a = a + temperature * rng.gumbel(size=a.shape)
+        return np.asarray(np.arange(a.shape[1]) == a.argmax(1)[:, None], np.uint8)
+
+
+@dataclass(frozen=True)
+class HiddenPosterior:
+    """A distribution q over h, as far as the bound needs it.
+
+    expected : (B, J), E_q[h].
+    entropy : (B,), T H(q).
+    """
+
+    expected: FloatArray
+    entropy: NDArray[np.float64]
+
+    def bound(self, a: FloatArray) -> NDArray[np.float64]:
+        """a'E_q[h] + T H(q) <= T log sum_h exp(a'h / T), (B,): eq. 9 with the T it lacks."""
+        return _rowwise(a, self.expected) + self.entropy
+
+    def take(self, rows: NDArray[Any]) -> HiddenPosterior:
+        """The posteriors of some images."""
+        return HiddenPosterior(self.expected[rows], self.entropy[rows])
+
+
+def posterior(rule: HiddenRule, a: FloatArray, temperature: float) -> HiddenPosterior:
+    """p*(h) at activations `a` (eq. 10), where the bound is tight; that defines its entropy."""
+    expected = rule.expected(a, temperature)
+    return HiddenPosterior(expected, rule.log_partition(a, temperature) - _rowwise(a, expected))
+
+
+def hidden_rule(composition: str, max_active: int | None) -> HiddenRule:
+    """The rule that the words stand for."""
+    if composition == "min":
+        return ExactlyOne()
+    return AnyNumber() if max_active is None else AtMost(max_active)
+
+
+def _rowwise(a: FloatArray, b: FloatArray) -> NDArray[np.float64]:
+    """Dot products of rows, (B,), summed in float64."""
+    return np.asarray(np.einsum("bj,bj->b", a, b, dtype=np.float64))

@@ -1,0 +1,291 @@
+"""Learning all parameters of a pattern model from images with masks (CHOPP section 4.3).
+
+Expected-loss training lowers E_y[l(y, y*)] under p(y | x): some Markov chains an image go on from
+update to update, and each update follows one full pass of Gibbs sampling (eq. 15). Conditional
+contrastive divergence, which raises the likelihood near the truth, is there for comparison.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._validate import InputError, as_choice, as_count, as_scalar
+from crfield.patterns._checks import as_masks
+from crfield.patterns.checkpoints import Progress, read_progress, write_progress
+from crfield.patterns.gradients import (
+    GROUPS,
+    Loss,
+    Parameters,
+    as_loss,
+    expected_loss_scale,
+    iou_loss,
+    parameters_of,
+    weighted_scores,
+    with_parameters,
+)
+from crfield.patterns.inference import infer
+from crfield.patterns.inputs import PatternInputs
+from crfield.patterns.model import PatternCRF
+from crfield.patterns.sampling import Chains, check_samplable
+
+OBJECTIVES = ("expected_loss", "contrastive_divergence")
+_DECAYS = (0.9, 0.999)  # of Adam's averages
+
+
+@dataclass(frozen=True, eq=False)
+class PatternLearningResult:
+    """What was learned, and how it went.
+
+    model : of the best epoch by validation, or of the last one without a validation set.
+    last_model : of the last epoch.
+    losses : mean loss of the samples in each epoch.
+    scores : mean IoU of the MAP labels on the validation set before the first and after each epoch.
+    best_epoch : epochs until `model`.
+    """
+
+    model: PatternCRF
+    last_model: PatternCRF
+    losses: NDArray[np.float64]
+    scores: NDArray[np.float64]
+    best_epoch: int
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One call of `learn_patterns`, checked."""
+
+    inputs: PatternInputs
+    masks: NDArray[np.uint8]
+    validation: tuple[PatternInputs, NDArray[np.uint8]] | None
+    loss: Loss
+    objective: str
+    groups: tuple[str, ...]
+    n_chains: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    seed: int
+    threads: int | None
+
+
+def learn_patterns(
+    model: PatternCRF, inputs: PatternInputs, masks: Any, *,
+    validation: tuple[PatternInputs, Any] | None = None, loss: str | Loss = "iou",
+    objective: str = "expected_loss", learn: Collection[str] = GROUPS, n_epochs: int = 30,
+    n_chains: int = 2, batch_size: int = 100, learning_rate: float = 1e-3,
+    weight_decay: float = 0.0, seed: int = 0, checkpoint: str | os.PathLike[str] | None = None,
+    resume: bool = True, progress: bool = False, threads: int | None = None,
+) -> PatternLearningResult:
+    """Learn patterns, biases and trade-offs jointly from images and their masks.
+
+    Parameters
+    ----------
+    model : where to start, for example from `pretrain`; at temperature 1.
+    inputs, masks : the images, and their true labels (B, H, W) in {0, 1}.
+    validation : inputs and masks that choose among the epochs by the mean IoU of MAP labels.
+    loss : "iou", "hamming" or a function of labels (n, I) and masks (n, I) to losses (n,).
+    objective : "expected_loss" (eqs. 13 to 15) or "contrastive_divergence", the conditional
+        likelihood near the truth.
+    learn : which groups of parameters move, see `GROUPS`.
+    n_epochs : passes over the images.
+    n_chains : Markov chains an image, at least 2 for an expected loss.
+    batch_size : images an update.
+    learning_rate : step size of Adam.
+    weight_decay : pulls patterns and image weights to 0, as a share of them each step.
+    seed : of the order of images and of all samples.
+    checkpoint : a file that keeps the state after every epoch; a run that was killed and started
+        again with the same arguments goes on from there, to the same result.
+    resume : whether to go on from an existing checkpoint.
+    progress : show a progress bar.
+    threads : native threads, all usable cores by default.
+    """
+    task = _checked(
+        model, inputs, masks, validation, loss, objective, learn, n_chains, batch_size,
+        learning_rate, weight_decay, seed, threads,
+    )
+    purpose = _purpose(model, task)
+    state = read_progress(checkpoint, purpose) if checkpoint is not None and resume else None
+    if state is None:
+        state = _start(model, task)
+    total = as_count(n_epochs, "n_epochs", 0)
+    bar = _progress_bar(total, state.epoch) if progress else None
+    while state.epoch < total:
+        state = _run_epoch(model, task, state)
+        if checkpoint is not None:
+            write_progress(checkpoint, state, purpose)
+        if bar is not None:
+            shown = f"{state.scores[-1]:.3f}" if state.scores else "-"
+            bar.set_postfix_str(f"loss {state.losses[-1]:.3f}, validation IoU {shown}")
+            bar.update()
+    if bar is not None:
+        bar.close()
+    return PatternLearningResult(
+        with_parameters(model, state.best), with_parameters(model, state.parameters),
+        np.array(state.losses), np.array(state.scores), state.best_epoch,
+    )
+
+
+def _start(model: PatternCRF, task: _Task) -> Progress:
+    parameters = parameters_of(model)
+    zeros = {name: np.zeros_like(value) for name, value in parameters.items()}
+    chains = Chains.start(
+        model, task.inputs, task.n_chains, seed=task.seed, threads=task.threads
+    )
+    scores = [] if task.validation is None else [_score(model, task)]
+    return Progress(
+        0, 0, parameters, zeros, dict(zeros), parameters, 0, [], scores, chains.labels,
+        chains.n_passes,
+    )
+
+
+def _run_epoch(model: PatternCRF, task: _Task, state: Progress) -> Progress:
+    """One pass over the images in random order."""
+    order = np.random.default_rng([task.seed, 1, state.epoch]).permutation(len(task.inputs))
+    chains = Chains(state.chains, seed=task.seed, n_passes=state.n_passes)
+    parameters, step = state.parameters, state.step
+    mean, square = state.mean, state.square
+    losses = []
+    for first in range(0, len(order), task.batch_size):
+        rows = order[first : first + task.batch_size]
+        current = with_parameters(model, parameters)
+        gradient, loss = _gradient(current, task, chains, rows)
+        step += 1
+        parameters, mean, square = _adam(parameters, gradient, mean, square, step, task)
+        losses.append(loss * len(rows))
+    scores, best, best_epoch = list(state.scores), parameters, state.epoch + 1
+    if task.validation is not None:
+        scores.append(_score(with_parameters(model, parameters), task))
+        if scores[-1] <= max(scores[:-1]):
+            best, best_epoch = state.best, state.best_epoch
+    return Progress(
+        state.epoch + 1, step, parameters, mean, square, best, best_epoch,
+        [*state.losses, sum(losses) / len(order)], scores, chains.labels, chains.n_passes,
+    )
+
+
+def _gradient(
+    model: PatternCRF, task: _Task, chains: Chains, rows: NDArray[np.intp]
+) -> tuple[Parameters, float]:
+    """dL / dgamma of the mean over some images, and the mean loss of the samples."""
+    inputs, truth = task.inputs.take(rows), task.masks[rows].reshape(len(rows), -1)
+    n_chains = chains.labels.shape[1]
+    contrasts = task.objective == "contrastive_divergence"
+    if contrasts:  # chains start anew at the truth
+        chains.labels[rows] = task.masks[rows][:, None]
+    samples = chains.advance(model, inputs, rows=rows, threads=task.threads)
+    image = np.repeat(np.arange(len(rows)), n_chains)
+    flat = samples.reshape(len(image), -1)
+    losses = task.loss(flat, truth[image]).reshape(len(rows), n_chains)
+    if contrasts:
+        scale = np.full(len(image), 1.0 / len(image))
+    else:
+        scale = expected_loss_scale(losses).ravel() / len(rows)
+    gradient = weighted_scores(model, inputs.take(image), flat, scale)
+    if contrasts:
+        data = weighted_scores(model, inputs, truth, np.full(len(rows), 1.0 / len(rows)))
+        gradient = {name: gradient[name] - data[name] for name in gradient}
+    return gradient, float(losses.mean())
+
+
+def _adam(
+    parameters: Parameters, gradient: Parameters, mean: Parameters, square: Parameters, step: int,
+    task: _Task,
+) -> tuple[Parameters, Parameters, Parameters]:
+    """One step of Adam (Kingma and Ba 2015), with weight decay apart from the gradient."""
+    moved, mean, square = dict(parameters), dict(mean), dict(square)
+    rate = task.learning_rate
+    for name in task.groups:
+        g = gradient[name]
+        first, second = _DECAYS
+        mean[name] = np.asarray(first * mean[name] + (1 - first) * g, g.dtype)
+        square[name] = np.asarray(second * square[name] + (1 - second) * g * g, g.dtype)
+        change = mean[name] / (1 - first**step)
+        change = change / (np.sqrt(square[name] / (1 - second**step)) + 1e-12)
+        value = parameters[name]
+        if name in ("weights", "image_weights"):
+            value = value * (1 - rate * task.weight_decay)
+        moved[name] = np.asarray(value - rate * change, parameters[name].dtype)
+    return moved, mean, square
+
+
+def _score(model: PatternCRF, task: _Task) -> float:
+    """Mean IoU of the MAP labels on the validation set."""
+    assert task.validation is not None
+    inputs, masks = task.validation
+    labels = infer(model, inputs, threads=task.threads).labels
+    n = len(masks)
+    return float(1.0 - iou_loss(labels.reshape(n, -1), masks.reshape(n, -1)).mean())
+
+
+def _checked(
+    model: PatternCRF, inputs: PatternInputs, masks: Any, validation: Any, loss: str | Loss,
+    objective: str, learn: Collection[str], n_chains: int, batch_size: int, learning_rate: float,
+    weight_decay: float, seed: int, threads: int | None,
+) -> _Task:
+    check_samplable(model, inputs)
+    if model.patterns is not None and model.patterns.temperature != 1.0:
+        raise InputError(
+            f"temperature must be 1 for learning, got {model.patterns.temperature}; samples of "
+            "other temperatures do not come from the model. Use model.at_temperature(1.0)."
+        )
+    names = (learn,) if isinstance(learn, str) else tuple(learn)
+    for name in names:
+        as_choice(name, "learn", GROUPS)
+    present = parameters_of(model)
+    least = 2 if as_choice(objective, "objective", OBJECTIVES) == "expected_loss" else 1
+    rate = as_scalar(learning_rate, "learning_rate")
+    decay = as_scalar(weight_decay, "weight_decay")
+    if rate <= 0 or decay < 0:
+        raise InputError(
+            f"learning_rate must be positive and weight_decay not negative, got {rate:g} and "
+            f"{decay:g}; 0.001 and 0 are a start."
+        )
+    return _Task(
+        inputs, _as_truth(masks, inputs, "masks"),
+        None if validation is None else (
+            validation[0], _as_truth(validation[1], validation[0], "validation masks")
+        ),
+        as_loss(loss), objective, tuple(n for n in GROUPS if n in names and n in present),
+        as_count(n_chains, "n_chains", least), as_count(batch_size, "batch_size"), rate, decay,
+        as_count(seed, "seed", 0), threads,
+    )
+
+
+def _as_truth(masks: Any, inputs: PatternInputs, name: str) -> NDArray[np.uint8]:
+    height, width = inputs.grid
+    truth = as_masks(masks, height * width, name)
+    if len(truth) != len(inputs):
+        raise InputError(
+            f"{name} must be one an image ({len(inputs)}), got {len(truth)}; match them."
+        )
+    return truth.astype(np.uint8).reshape(-1, height, width)
+
+
+def _purpose(model: PatternCRF, task: _Task) -> dict[str, Any]:
+    """What a checkpoint belongs to: settings, and a digest of model and data."""
+    digest = hashlib.sha256()
+    for name, value in sorted(parameters_of(model).items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    for part in (task.inputs.costs, task.inputs.pairwise, task.inputs.features, task.masks):
+        if part is not None:
+            digest.update(np.ascontiguousarray(part).tobytes())
+    return {
+        "data": digest.hexdigest(), "objective": task.objective, "groups": list(task.groups),
+        "loss": getattr(task.loss, "__name__", "loss"), "n_chains": task.n_chains,
+        "batch_size": task.batch_size, "learning_rate": task.learning_rate,
+        "weight_decay": task.weight_decay, "seed": task.seed,
+    }
+
+
+def _progress_bar(total: int, done: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, initial=done, unit="epoch")

@@ -1,0 +1,247 @@
+"""CRFs with pattern potentials on binary label maps (CHOPP section 4.1).
+
+    E(y | x) = l^u sum_i u_i(y_i) + sum_k l_k sum_ij p^k_ij [y_i != y_j] - b'y + f(y; T)   (eq. 5)
+
+in costs, P(y | x) = exp(-E) / Z, so that the Potts terms p^k_ij >= 0 are added.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._validate import (
+    FloatArray,
+    InputError,
+    as_array,
+    as_floats,
+    as_scalar,
+    check_finite,
+    first_index,
+)
+from crfield.patterns._checks import as_grid, as_nonnegative, as_vector
+from crfield.patterns.inputs import PatternInputs, disagreements
+from crfield.patterns.potential import PatternPotential
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GridModel:
+    """Unary and Potts costs on a grid, with trade-off weights.
+
+    unary_weight : l^u.
+    pairwise_weights : l_k >= 0 (K,), one for each type of pairwise terms of the inputs.
+    grid : height and width.
+    """
+
+    unary_weight: float = 1.0
+    pairwise_weights: Any = ()
+    grid: Any = None
+
+    @property
+    def n_labels(self) -> int:
+        """Number of labels."""
+        raise NotImplementedError
+
+    @property
+    def potentials(self) -> tuple[tuple[int, PatternPotential], ...]:
+        """The labels that have patterns of their own, with the patterns."""
+        raise NotImplementedError
+
+    def class_costs(self, inputs: PatternInputs) -> FloatArray:
+        """Cost of each label at each pixel without the patterns, (B, H, W, L)."""
+        raise NotImplementedError
+
+    def pairwise_only(self) -> GridModel:
+        """The model without its patterns and visible bias, from which inference starts."""
+        raise NotImplementedError
+
+    def weighted_costs(self, inputs: PatternInputs) -> FloatArray:
+        """l^u u_i(l), (B, H, W, L), in the wider of the types of the costs and of the patterns."""
+        types = [patterns.dtype for _, patterns in self.potentials]
+        costs = inputs.costs.astype(np.result_type(inputs.costs, *types))
+        costs *= costs.dtype.type(self.unary_weight)
+        return costs
+
+    def unary_costs(self, labels: Any, inputs: PatternInputs) -> NDArray[np.float64]:
+        """sum_i u_i(y_i), (B,), without the weight."""
+        chosen = np.take_along_axis(inputs.costs, self.as_labels(labels, inputs)[..., None], -1)
+        return np.asarray(chosen.sum((1, 2, 3), dtype=np.float64))
+
+    def pairwise_costs(self, labels: Any, inputs: PatternInputs) -> NDArray[np.float64]:
+        """sum_ij p^k_ij [y_i != y_j], (B, K), without the weights."""
+        maps = self.as_labels(labels, inputs)
+        if inputs.pairwise is None:
+            return np.zeros((len(maps), 0))
+        p = inputs.pairwise
+        cut = disagreements(maps, p.shape[2]).reshape(len(maps), -1, 1).astype(p.dtype)
+        return np.asarray((p.reshape(*p.shape[:2], -1) @ cut)[..., 0], np.float64)
+
+    def edge_weights(self, inputs: PatternInputs) -> FloatArray:
+        """sum_k l_k p^k, (B or 1, n_offsets, H, W): the Potts costs of a graph cut."""
+        if inputs.pairwise is None:
+            return np.zeros((1, 2, *inputs.grid), inputs.costs.dtype)
+        weights = self.pairwise_weights.astype(inputs.pairwise.dtype)
+        return np.asarray(np.einsum("k,bkohw->bohw", weights, inputs.pairwise))
+
+    def base_energies(self, labels: Any, inputs: PatternInputs) -> NDArray[np.float64]:
+        """The unary and pairwise costs with their weights, (B,)."""
+        self.check_inputs(inputs)
+        pairwise = self.pairwise_costs(labels, inputs) @ self.pairwise_weights
+        return np.asarray(self.unary_weight * self.unary_costs(labels, inputs) + pairwise)
+
+    def check_inputs(self, inputs: PatternInputs) -> None:
+        """Refuse inputs that do not belong to this model."""
+        if not isinstance(inputs, PatternInputs):
+            raise InputError(
+                f"inputs must be PatternInputs, got {type(inputs).__name__}; "
+                "wrap the costs in PatternInputs(costs, pairwise, features)."
+            )
+        if inputs.grid != self.grid or inputs.n_labels != self.n_labels:
+            raise InputError(
+                f"inputs must have grid {self.grid} and {self.n_labels} labels, got {inputs.grid} "
+                f"and {inputs.n_labels}; resize the images to the size of the patterns."
+            )
+        n_types = 0 if inputs.pairwise is None else inputs.pairwise.shape[1]
+        if n_types != len(self.pairwise_weights):
+            raise InputError(
+                f"inputs must have {len(self.pairwise_weights)} types of pairwise terms, one a "
+                f"weight, got {n_types}; give a weight of 0 to those that should not count."
+            )
+
+    def as_labels(self, labels: Any, inputs: PatternInputs) -> NDArray[Any]:
+        """Labels as (B, H, W) integers; (B, I) is accepted too."""
+        array = as_array(labels, "labels")
+        n = len(inputs)
+        if array.shape not in ((n, *self.grid), (n, self.grid[0] * self.grid[1])):
+            raise InputError(
+                f"labels must have shape {(n, *self.grid)}, got {array.shape}; "
+                "pass one label map an image."
+            )
+        check_finite(array, "labels")
+        whole = array if array.dtype.kind in "iu" else array.astype(np.intp)
+        bad = (whole < 0) | (whole >= self.n_labels) | (whole != array)
+        if bad.any():
+            index = first_index(bad)
+            raise InputError(
+                f"labels must be whole numbers in 0..{self.n_labels - 1}, got {array[index]} at "
+                f"index {index}; threshold or renumber them."
+            )
+        return whole.reshape(n, *self.grid)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model as safetensors with a JSON description; whole or not at all."""
+        from crfield.patterns.files import save
+
+        save(path, self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a model that `save` wrote."""
+        from crfield.patterns.files import load
+
+        return load(path, cls)
+
+    def _check_weights(self, known_grid: tuple[int, int] | None, n_visible: int | None) -> None:
+        object.__setattr__(self, "unary_weight", as_scalar(self.unary_weight, "unary_weight"))
+        weights = as_floats(self.pairwise_weights, "pairwise_weights", np.dtype(np.float64))
+        if weights.ndim != 1:
+            raise InputError(
+                f"pairwise_weights must have one number a type of terms, got shape "
+                f"{weights.shape}; pass a list, empty for none."
+            )
+        object.__setattr__(self, "pairwise_weights", as_nonnegative(
+            weights, "pairwise_weights", "graph cuts need terms that favour equal labels"
+        ))
+        if self.grid is None and known_grid is None:
+            raise InputError("grid must be given, got None; pass (height, width) of the images.")
+        grid = known_grid if self.grid is None else as_grid(self.grid)
+        assert grid is not None
+        if known_grid not in (None, grid) or n_visible not in (None, grid[0] * grid[1]):
+            seen = known_grid or f"{n_visible} labels"
+            raise InputError(
+                f"grid must be that of the patterns ({seen}), got {grid}; "
+                "use patterns made for this image size."
+            )
+        object.__setattr__(self, "grid", grid)
+
+
+@dataclass(frozen=True, eq=False)
+class PatternCRF(GridModel):
+    """A binary CRF with pattern potentials (eq. 5); holds parameters only.
+
+    Parameters
+    ----------
+    patterns : `Patterns` or `ConvolutionalPatterns` with f(y; T), or None.
+    unary_weight, pairwise_weights, grid : see `GridModel`; convolutional patterns know their grid.
+    visible_bias : b (I,), or one number for all.
+
+    Examples
+    --------
+    >>> model = PatternCRF(Patterns(weights, bias), pairwise_weights=[0.5],
+    ...                    grid=(32, 32))                                      # doctest: +SKIP
+    >>> result = infer(model, PatternInputs(costs, pairwise))                  # doctest: +SKIP
+    """
+
+    patterns: PatternPotential | None
+    _: KW_ONLY
+    visible_bias: Any = 0.0
+
+    def __post_init__(self) -> None:
+        patterns = self.patterns
+        if patterns is not None and not isinstance(patterns, PatternPotential):
+            raise InputError(
+                f"patterns must be Patterns or ConvolutionalPatterns, got "
+                f"{type(patterns).__name__}; for example Patterns(weights, bias)."
+            )
+        self._check_weights(
+            None if patterns is None else patterns.known_grid,
+            None if patterns is None else patterns.n_visible,
+        )
+        dtype = np.dtype(np.float32) if patterns is None else patterns.dtype
+        bias = as_vector(self.visible_bias, self.grid[0] * self.grid[1], "visible_bias", dtype)
+        object.__setattr__(self, "visible_bias", bias)
+
+    @property
+    def n_labels(self) -> int:
+        return 2
+
+    @property
+    def potentials(self) -> tuple[tuple[int, PatternPotential], ...]:
+        return () if self.patterns is None else ((1, self.patterns),)
+
+    def energies(self, y: Any, inputs: PatternInputs) -> NDArray[np.float64]:
+        """E(y | x), (B,), from y (B, H, W) or (B, I): eq. 5 in costs."""
+        energies = self.base_energies(y, inputs)
+        masks = self.as_labels(y, inputs).reshape(len(inputs), -1)
+        energies -= masks @ self.visible_bias.astype(np.float64)
+        if self.patterns is not None:
+            energies += self.patterns.energies(masks, inputs.features)
+        return energies
+
+    def log_scores(self, y: Any, inputs: PatternInputs) -> NDArray[np.float64]:
+        """log P(y | x) + log Z(x) = -E(y | x), (B,)."""
+        return -self.energies(y, inputs)
+
+    def class_costs(self, inputs: PatternInputs) -> FloatArray:
+        self.check_inputs(inputs)
+        costs = self.weighted_costs(inputs)
+        costs[..., 1] -= self.visible_bias.reshape(self.grid)
+        return costs
+
+    def label_costs(self, inputs: PatternInputs) -> FloatArray:
+        """Cost of label 1 less that of label 0, without the patterns, (B, H, W)."""
+        costs = self.class_costs(inputs)
+        return np.asarray(costs[..., 1] - costs[..., 0])
+
+    def pairwise_only(self) -> PatternCRF:
+        return replace(self, patterns=None, visible_bias=0.0)
+
+    def at_temperature(self, temperature: Any) -> PatternCRF:
+        """The same model with its patterns at another temperature."""
+        if self.patterns is None:
+            return self
+        return replace(self, patterns=self.patterns.at_temperature(temperature))
