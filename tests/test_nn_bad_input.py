@@ -314,3 +314,8 @@ def test_bad_input_inside_compiled_graphs():
     assert loss(logits, labels).item() == pytest.approx(
         crf_nn.LogLikelihood()(logits, labels).item()
     )
+
+
+def test_layers_without_numbers_can_be_made():
+    with torch.device("meta"):
+        assert crf_nn.DenseCRF(3, TERMS).terms[0].weight.is_meta

@@ -10,6 +10,7 @@ from torch import Tensor
 from crfield._validate import InputError
 from crfield.features import INTEGER_SCALE, RGB_TO_XYZ
 from crfield.kernels import Bilateral, FeatureKernel, Kernel, Spatial
+from crfield.nn._inputs import check_finite_tensor, check_tensor
 
 
 def scaled_positions(
@@ -96,9 +97,12 @@ def _colors(kernel: Bilateral, image: Tensor | None, grid: Sequence[int], like: 
     if image.shape[:1] + image.shape[2:] != (len(like), *grid) or image.shape[1] == 0:
         raise InputError(
             f"image must have shape ({len(like)}, C, {', '.join(map(str, grid))}) to match the "
-            f"logits, got {tuple(image.shape)}; give both one size."
+            f"logits, got {tuple(image.shape)}; give both one size and put the channels second."
         )
-    values = image.to(like).flatten(2).transpose(1, 2)
+    values = image.to(like)
+    if image.dtype.is_floating_point:
+        check_finite_tensor(values, "image")
+    values = values.flatten(2).transpose(1, 2)
     if kernel.color_scale is not None:
         values = values * kernel.color_scale
     elif image.dtype.is_floating_point:
@@ -115,18 +119,21 @@ def _given(
     kernel: FeatureKernel, features: Mapping[str, Tensor], grid: Sequence[int], like: Tensor
 ) -> Tensor:
     if kernel.name not in features:
-        given = ", ".join(sorted(features)) or "none"
+        given = ", ".join(sorted(map(str, features))) or "none"
         raise InputError(
             f"features must hold {kernel.name!r}, got {given}; "
             f"pass features={{{kernel.name!r}: tensor of shape (B, {kernel.dim}, *grid)}}."
         )
     values = features[kernel.name]
+    check_tensor(values, f"features[{kernel.name!r}]", like)
     if values.shape != (len(like), kernel.dim, *grid):
         raise InputError(
             f"features[{kernel.name!r}] must have shape {(len(like), kernel.dim, *grid)}, got "
             f"{tuple(values.shape)}; match the kernel's dim and the logits."
         )
-    return values.to(like).flatten(2).transpose(1, 2)
+    values = values.to(like)
+    check_finite_tensor(values, f"features[{kernel.name!r}]")
+    return values.flatten(2).transpose(1, 2)
 
 
 def rgb_to_lab(rgb: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from crfield._inputs import center_costs
 from crfield._parallel import thread_count
-from crfield._validate import FloatArray
+from crfield._validate import FloatArray, InputError
 from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric
 from crfield.features import GridFeatures
 from crfield.filters import KernelOperator, make_filter
 from crfield.gradient import backpropagate, backpropagate_fused
-from crfield.kernels import Kernel
+from crfield.kernels import LARGEST_FEATURE, Kernel
 from crfield.losses import Labels, Loss, Totals, softmax_jacobian
 from crfield.meanfield import Problem, State, Term
 from crfield.nn._settings import Settings, TermSettings
@@ -33,6 +33,12 @@ def build_native_operator(
     scaled: FloatArray | GridFeatures
     if term.on_grid:
         axes = tuple(axis.double().numpy() for axis in features.split(list(settings.grid)))
+        largest = float(features.abs().max())
+        if not largest <= LARGEST_FEATURE:  # True for NaN as well
+            raise InputError(
+                f"positions divided by sigma must not exceed {LARGEST_FEATURE:.1e}, got "
+                f"{largest:.3g}; use a larger sigma or a smaller spacing."
+            )
         scaled = GridFeatures(axes, None, np.empty(0), _numpy_dtype(features))
         if term.shape != "gaussian":
             scaled = scaled.dense()

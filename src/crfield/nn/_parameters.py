@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from crfield._validate import InputError
+from crfield._validate import InputError, shown
 from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric
 from crfield.dense import Pairwise
+from crfield.kernels import Bilateral, FeatureKernel, Spatial
+from crfield.nn._inputs import can_look
 
 LEARNABLE = ("weight", "compatibility", "kernel")
 
@@ -30,6 +33,11 @@ class PairwiseParameters(nn.Module):
 
     def __init__(self, term: Pairwise, n_labels: int, learn: Collection[str]) -> None:
         super().__init__()
+        if not isinstance(term.kernel, Spatial | Bilateral | FeatureKernel):
+            raise InputError(
+                "a layer's kernels must be Spatial, Bilateral or FeatureKernel, got "
+                f"{type(term.kernel).__name__}; give its features to a FeatureKernel."
+            )
         self.kernel = term.kernel
         self._kind = type(term.compatibility)
         if "kernel" in learn and term.kernel.shape != "gaussian":
@@ -38,12 +46,24 @@ class PairwiseParameters(nn.Module):
                 "leave 'kernel' out of `learn`."
             )
         self._widths = [n for n in term.kernel.array_fields if getattr(term.kernel, n) is not None]
+        values = _start_of(term.compatibility, n_labels)
         self._add("weight", _positive(term.weight, "weight"), "weight" in learn)
-        self._add(
-            "compatibility", _start_of(term.compatibility, n_labels), "compatibility" in learn
-        )
+        self._add("compatibility", values, "compatibility" in learn)
         for name in self._widths:
             self._add(name, _factor(getattr(term.kernel, name)), "kernel" in learn)
+        self._warn_of_zeros(term.weight, values, learn)
+
+    def _warn_of_zeros(self, weight: float, values: Any, learn: Collection[str]) -> None:
+        stuck = weight == 0
+        if "compatibility" not in learn:
+            stuck = stuck or not np.any(values)
+        elif self._kind is not Symmetric:
+            stuck = stuck or not np.all(values)
+        if stuck and ("weight" in learn or "compatibility" in learn):
+            warnings.warn(
+                "a weight or compatibility of 0 stays 0, because it is learned as a factor of "
+                "where it starts; start from a small number such as 0.1.", stacklevel=2,
+            )
 
     def _add(self, name: str, start: Any, learned: bool) -> None:
         values = torch.tensor(start, dtype=torch.get_default_dtype())
@@ -59,8 +79,8 @@ class PairwiseParameters(nn.Module):
         assert isinstance(start, Tensor)
         assert isinstance(moved, Tensor)
         if name == "compatibility" or start.ndim < 2:
-            return start * moved.exp()
-        return start @ (moved.tril(-1) + torch.diag_embed(moved.diagonal().exp()))
+            return _finite(start * moved.exp(), name)
+        return _finite(start @ (moved.tril(-1) + torch.diag_embed(moved.diagonal().exp())), name)
 
     def weighted_compatibility(self, *, concave: bool) -> Tensor:
         """The compatibility times the weight: a Potts weight (), attractions (L,) or mu (L, L).
@@ -76,7 +96,7 @@ class PairwiseParameters(nn.Module):
         assert isinstance(values, Tensor)
         if values.dtype in (torch.float16, torch.bfloat16):
             values = values.float()  # eigenvalues need more digits
-        mu = 0.5 * (values + values.T)
+        mu = _finite(0.5 * (values + values.T), "compatibility")
         projected: Tensor = _ProjectCompatibility.apply(mu) if concave else mu
         return projected
 
@@ -98,6 +118,15 @@ class PairwiseParameters(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.kernel.describe()}, {self._kind.__name__}"
+
+
+def _finite(values: Tensor, name: str) -> Tensor:
+    if can_look(values) and not bool(torch.isfinite(values.detach()).all()):
+        raise InputError(
+            f"{name} of a layer must be finite, got {shown(values.tolist())}; where training made "
+            "it so, lower the learning rate, and keep the layer in float32 or float64."
+        )
+    return values
 
 
 def _positive(values: Any, name: str) -> Any:

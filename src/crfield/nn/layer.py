@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from crfield._parallel import thread_count
-from crfield._validate import InputError, as_choice, as_count, as_positive, as_scalar
+from crfield._validate import InputError, as_choice, as_count, as_positive, as_scalar, shown
 from crfield.compatibility import Potts
 from crfield.dense import DenseCRF as Model
 from crfield.dense import Pairwise
@@ -19,6 +18,7 @@ from crfield.filters import METHODS
 from crfield.kernels import Bilateral, Spatial
 from crfield.nn._features import is_on_grid, scaled_features, scaled_positions
 from crfield.nn._function import mean_field
+from crfield.nn._inputs import check_logits, check_tensor
 from crfield.nn._parameters import LEARNABLE, PairwiseParameters
 from crfield.nn._settings import GRADIENTS, Settings, TermSettings
 
@@ -43,14 +43,15 @@ class DenseCRF(nn.Module):
 
     Parameters
     ----------
-    n_labels : number of labels L.
+    n_labels : number of labels L, at least 2.
     terms : `crfield.Pairwise` terms; by default positions 3 px, weight 3, and positions and colours
         60 px / 10, weight 5.
     n_iter : number of updates.
     algorithm : "concave" (KK13 3.2), "cccp" (KK13 3.1) or "parallel" (KK11).
     method : "auto", "lattice" or "exact", how kernels are summed.
     output : "logits" (logarithms of the marginals, for a cross-entropy) or "marginals".
-    learn : which of "weight", "compatibility" and "kernel" are learned.
+    learn : which of "weight", "compatibility" and "kernel" are learned. What must stay positive
+        moves by a factor: a `Potts(0)` stays 0.
     gradient : "unrolled" goes back through all updates; "implicit" takes the result for a fixed
         point, which needs the memory of one update and enough of them to converge.
     checkpoint : compute the marginals again on the way back instead of keeping them.
@@ -76,6 +77,11 @@ class DenseCRF(nn.Module):
         super().__init__()
         model = Model(n_labels, _DEFAULT_TERMS if terms is None else terms)
         self.n_labels = model.n_labels
+        if self.n_labels < 2:
+            raise InputError(
+                "n_labels must be at least 2 in a layer, got 1; for one logit x a pixel use "
+                "2 labels and torch.cat([torch.zeros_like(x), x], 1)."
+            )
         self.n_iter = as_count(n_iter, "n_iter", 0)
         self.algorithm = as_choice(algorithm, "algorithm", ALGORITHMS)
         self.method = as_choice(method, "method", METHODS)
@@ -85,15 +91,13 @@ class DenseCRF(nn.Module):
         self.tol = as_scalar(tol, "tol")
         if not 0.0 <= self.tol < 1.0:
             raise InputError(f"tol must be at least 0 and below 1, got {self.tol:g}; 0 is exact.")
-        self.deterministic = deterministic
+        self.deterministic = None if deterministic is None else bool(deterministic)
         self.threads = None if threads is None else thread_count(threads)
         self.spacing = None if spacing is None else tuple(
             np.atleast_1d(as_positive(spacing, "spacing")).ravel().tolist()
         )
-        names = (learn,) if isinstance(learn, str) else tuple(learn)
-        for name in names:
-            as_choice(name, "learn", LEARNABLE)
-        self._check_guarantee(model)
+        names = _as_names(learn)
+        self._check_terms(model)
         self._remembered: tuple[object, _Values] | None = None
         self.terms = nn.ModuleList(
             PairwiseParameters(term, self.n_labels, names) for term in model.terms
@@ -102,6 +106,11 @@ class DenseCRF(nn.Module):
     @classmethod
     def from_model(cls, model: Model, **options: Any) -> DenseCRF:
         """The layer of a `crfield.DenseCRF`; `options` as for the constructor."""
+        if not isinstance(model, Model):
+            raise InputError(
+                f"model must be a crfield.DenseCRF, got {shown(model)}; "
+                "open a file with crfield.DenseCRF.load(path)."
+            )
         if model.recalibration is not None:
             raise InputError(
                 "a layer has no recalibration, got a model with one; put a 1x1 convolution before "
@@ -123,10 +132,12 @@ class DenseCRF(nn.Module):
         Parameters
         ----------
         logits : (B, L, *grid) of the variables taken alone, a grid of one to three dimensions.
+            A pixel whose logits have no softmax, as NaN, comes out as NaN.
         image : (B, C, *grid), for kernels that look at it: integers, or floating-point values on
             the scale of the kernels' widths or within [0, 1].
         features : named (B, D, *grid) tensors for `FeatureKernel` terms.
         """
+        check_tensor(logits, "logits")
         with torch.autocast(logits.device.type, enabled=False):
             result = mean_field(*self.prepare(logits, image, features))
         return result.transpose(1, 2).reshape(logits.shape).to(logits.dtype)
@@ -135,7 +146,7 @@ class DenseCRF(nn.Module):
         self, logits: Tensor, image: Tensor | None, features: Mapping[str, Tensor] | None
     ) -> tuple[Tensor, list[Tensor], list[Tensor], Settings]:
         """What `forward` takes, checked and brought to what `mean_field` takes."""
-        grid = self._check(logits, image)
+        grid = self._check(logits, image, features)
         # Half precision has too few digits for sums over an image.
         work = logits.dtype if logits.dtype == torch.float64 else torch.float32
         unary = logits.to(work).flatten(2).transpose(1, 2).neg().contiguous()
@@ -221,31 +232,47 @@ class DenseCRF(nn.Module):
             threads=self.threads,
         )
 
-    def _check(self, logits: Tensor, image: Tensor | None) -> tuple[int, ...]:
+    def _check(
+        self, logits: Tensor, image: Tensor | None, features: Mapping[str, Tensor] | None
+    ) -> tuple[int, ...]:
+        check_logits(logits)
         shape = tuple(logits.shape)
         if not 3 <= len(shape) <= 5 or shape[1] != self.n_labels:
             raise InputError(
                 f"logits must have shape (B, {self.n_labels}, *grid) with a grid of one to three "
-                f"dimensions, got {shape}; put the labels second."
+                f"dimensions, got {shape}; put the batch first and the labels second."
             )
-        if not logits.dtype.is_floating_point or math.prod(shape) == 0:
+        if image is not None:
+            check_tensor(image, "image", logits)
+        if features is not None and not isinstance(features, Mapping):
             raise InputError(
-                f"logits must be floating-point numbers of at least one point, got {logits.dtype} "
-                f"{shape}; pass what a network gives."
-            )
-        if image is not None and image.device != logits.device:
-            raise InputError(
-                f"image must be on the device of the logits ({logits.device}), got {image.device}; "
-                "move one of them."
+                f"features must be a dict of named tensors, got {type(features).__name__}; "
+                'pass features={"name": tensor}.'
             )
         return shape[2:]
 
-    def _check_guarantee(self, model: Model) -> None:
-        """Refuse kernels for which concave and cccp updates have no guarantee."""
+    def _check_terms(self, model: Model) -> None:
+        """Refuse kernels that cannot be summed or whose updates have no guarantee."""
         for number, term in enumerate(model.terms):
+            if self.method == "lattice" and term.kernel.shape != "gaussian":
+                raise InputError(
+                    f"the lattice takes Gaussian kernels only, got shape {term.kernel.shape!r} in "
+                    f'term {number}; use method="exact" or "auto".'
+                )
             if self.algorithm != "parallel" and not term.kernel.is_symmetric:
                 raise InputError(
                     f"term {number} has no convergence guarantee with {self.algorithm!r}: its "
                     "kernel's normalization must be 'symmetric' or 'none', got "
                     f"{term.kernel.normalization!r}; change it or use algorithm='parallel'."
                 )
+
+
+def _as_names(learn: Any) -> tuple[str, ...]:
+    try:
+        names = (learn,) if isinstance(learn, str) else tuple(learn)
+    except TypeError:
+        raise InputError(
+            f"learn must be some of {', '.join(map(repr, LEARNABLE))}, got {shown(learn)}; "
+            "() learns nothing."
+        ) from None
+    return tuple(as_choice(name, "learn", LEARNABLE) for name in names)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crfield._validate import InputError, as_floats, as_scalar
+from crfield._validate import InputError, as_count, as_floats, as_scalar, shown
 from crfield.losses import VOID
 from crfield.nn._function import pair_energy
+from crfield.nn._inputs import can_look, check_logits, check_tensor
 from crfield.nn.layer import DenseCRF
 
 
@@ -30,33 +31,71 @@ class _Loss(nn.Module):
 
     def __init__(self, *, weights: Any = None, void: int | None = VOID) -> None:
         super().__init__()
-        self.void = void
+        self.void = None if void is None else as_count(void, "void", -(2**63), 2**63 - 1)
         values = None
         if weights is not None:
+            if isinstance(weights, Tensor):
+                weights = weights.detach().cpu()
             values = torch.from_numpy(as_floats(weights, "weights").astype("float64"))
             if values.ndim != 1 or bool((values < 0).any()) or not bool(values.any()):
                 raise InputError(
-                    "weights must be one number >= 0 a label, not all 0, got shape "
-                    f"{tuple(values.shape)}; see crfield.losses.class_weights."
+                    "weights must be one number >= 0 a label, not all 0, got "
+                    f"{shown(values.tolist())}; see crfield.losses.class_weights."
                 )
         self.register_buffer("weights", values)
 
     def _known(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-marginals (K, L) of the pixels that count, their labels and weights."""
-        if labels.shape != logits.shape[:1] + logits.shape[2:]:
-            raise InputError(
-                f"labels must have shape {tuple(logits.shape[:1] + logits.shape[2:])}, got "
-                f"{tuple(labels.shape)}; give one label a pixel."
-            )
+        self._check(logits, labels)
         flat = labels.reshape(-1).long()
         rows = torch.log_softmax(logits.float() if logits.dtype != torch.float64 else logits, 1)
         rows = rows.flatten(2).transpose(1, 2).reshape(-1, logits.shape[1])
         if self.void is not None:
-            kept = flat != self.void
+            kept = (flat != self.void).nonzero()[:, 0]
             flat, rows = flat[kept], rows[kept]
+        # A wrong label would end all work on a GPU, which has been waited for unless all count.
+        if self.void is not None or can_look(flat):
+            self._check_range(flat, labels, logits.shape[1])
         if self.weights is None:
             return rows, flat, torch.ones_like(rows[:, 0])
         return rows, flat, self.weights.to(rows)[flat]
+
+    def _check(self, logits: Tensor, labels: Tensor) -> None:
+        check_logits(logits)
+        check_tensor(labels, "labels", logits)
+        shape = tuple(logits.shape)
+        if len(shape) < 3:
+            raise InputError(
+                f"logits must have shape (B, L, *grid), got {shape}; put the batch first and the "
+                "labels second."
+            )
+        if tuple(labels.shape) != shape[:1] + shape[2:]:
+            raise InputError(
+                f"labels must have shape {shape[:1] + shape[2:]} for logits (B, L, *grid) of shape "
+                f"{shape}, got {tuple(labels.shape)}; give one label a pixel."
+            )
+        if labels.dtype.is_floating_point:
+            raise InputError(
+                f"labels must be whole numbers, got {labels.dtype}; use labels.long()."
+            )
+        if self.weights is not None and len(self.weights) != shape[1]:
+            raise InputError(
+                f"weights must have {shape[1]} numbers, got {len(self.weights)}; one a label."
+            )
+
+    def _check_range(self, known: Tensor, labels: Tensor, n_labels: int) -> None:
+        """Refuse labels among the `known` ones that do not exist."""
+        if torch.compiler.is_compiling() or not bool(((known < 0) | (known >= n_labels)).any()):
+            return
+        every = labels.long()
+        bad = (every < 0) | (every >= n_labels)
+        if self.void is not None:
+            bad &= every != self.void
+        index = tuple(bad.nonzero()[0].tolist())
+        raise InputError(
+            f"labels must lie in 0..{n_labels - 1} (void: {self.void}), got {int(every[index])} at "
+            f"index {index}; mark such pixels as void."
+        )
 
 
 class RobustLogLikelihood(_Loss):
@@ -121,6 +160,11 @@ class PairwiseEnergy(nn.Module):
 
     def __init__(self, crf: DenseCRF) -> None:
         super().__init__()
+        if not callable(getattr(crf, "prepare", None)):  # a compiled layer has it as well
+            raise InputError(
+                f"crf must be a crfield.nn.DenseCRF, got {shown(crf)}; "
+                "make one of a model with crfield.nn.DenseCRF.from_model."
+            )
         self.crf = crf
 
     def forward(
@@ -128,6 +172,7 @@ class PairwiseEnergy(nn.Module):
         features: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """The energy of a batch; arguments as for the layer."""
+        check_tensor(logits, "logits")
         with torch.autocast(logits.device.type, enabled=False):
             unary, scaled, compatibilities, settings = self.crf.prepare(logits, image, features)
             q = torch.softmax(-unary, -1)
