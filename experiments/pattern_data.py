@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.common import REPOSITORY, Float32, markdown_table, names_in, parse_data_folder
 from experiments.pattern_features import (
+    FINER,
     GRID,
-    WORKING_SIZE,
     Images,
     Masks,
     PixelClassifier,
@@ -45,6 +45,7 @@ from crfield.variability import variability
 
 CACHE = REPOSITORY / "experiments" / "cache"
 N_FOLDS = 5
+Features = Callable[[Images, int], Float32]
 SPLIT_SEED = 0  # where a folder has no lists of the wanted length
 IMAGES_AT_ONCE = 32
 LUMA = (0.299, 0.587, 0.114)
@@ -70,10 +71,10 @@ SOURCES = {
 class Part:
     """Images with what is known of them.
 
-    images : (n, 32, 32, 3) uint8 colours.
-    masks : (n, 32, 32) uint8, 1 in the object.
-    log_odds : (n, 32, 32), the network's log p(object) - log p(background).
-    boundary : (n, 32, 32), probability of a boundary of the object, above 0 and below 1.
+    images : (n, side, side, 3) uint8 colours.
+    masks : (n, side, side) uint8, 1 in the object.
+    log_odds : (n, side, side), the network's log p(object) - log p(background).
+    boundary : (n, side, side), probability of a boundary of the object, above 0 and below 1.
     names : of the images; versions of one image have one name.
     """
 
@@ -94,7 +95,7 @@ class Part:
 
     @cached_property
     def costs(self) -> Float32:
-        """-log p of background and object, (n, 32, 32, 2)."""
+        """-log p of background and object, (n, side, side, 2)."""
         return costs_of(self.log_odds)
 
     @cached_property
@@ -122,19 +123,22 @@ class PatternData:
         return self.augmented[:: self.n_versions]
 
 
-def cache_path(name: str, seed: int, cache: Path, grey: bool) -> Path:
+def cache_path(name: str, seed: int, cache: Path, grey: bool, side: int = GRID) -> Path:
     """Where a data set is kept."""
-    return cache / f"pattern_{name}{'_grey' if grey else ''}_{seed}.npz"
+    size = "" if side == GRID else f"_{side}"
+    return cache / f"pattern_{name}{'_grey' if grey else ''}{size}_{seed}.npz"
 
 
-def load(name: str, seed: int, cache: Path = CACHE, *, grey: bool = False) -> PatternData:
+def load(
+    name: str, seed: int, cache: Path = CACHE, *, grey: bool = False, side: int = GRID
+) -> PatternData:
     """What this script has kept of "horses" or "birds"."""
-    path = cache_path(name, seed, cache, grey)
+    path = cache_path(name, seed, cache, grey, side)
     if not path.is_file():
         raise FileNotFoundError(
             f"expected {path}, but there is no such file; prepare it with python "
             f"experiments/pattern_data.py --data DIR --set {name} --seed {seed}"
-            f"{' --grey' if grey else ''}"
+            f"{' --grey' if grey else ''}{'' if side == GRID else f' --side {side}'}"
         )
     with np.load(path, allow_pickle=False) as kept:
 
@@ -178,17 +182,19 @@ def split_names(folder: Path, n_train: int, n_test: int) -> tuple[list[str], lis
 
 
 def prepare(
-    folder: Path, source: Source, seed: int, jobs: int = 2, *, grey: bool = False
+    folder: Path, source: Source, seed: int, jobs: int = 2, *, grey: bool = False,
+    side: int = GRID,
 ) -> PatternData:
     """Split the folder's images, train the classifiers and apply them.
 
     grey : whether the classifiers see the images without their colours; `Part.images` keep them.
+    side : of the images, masks and maps.
     """
     train_names, test_names = split_names(folder, source.n_train, source.n_test)
     n_fit = len(train_names) - len(train_names) // 4
 
     def read(names: Sequence[str], augmentation: Augmentation | None = None) -> Windows:
-        return Windows.read(folder, names, source.crop, augmentation, grey)
+        return Windows.read(folder, names, source.crop, augmentation, grey, side)
 
     with ThreadPoolExecutor(jobs) as pool:
         classifiers = FoldedClassifiers.train(read(train_names), seed, pool)
@@ -211,12 +217,12 @@ class Windows:
     @classmethod
     def read(
         cls, folder: Path, names: Sequence[str], crop: str, augmentation: Augmentation | None,
-        grey: bool,
+        grey: bool, side: int,
     ) -> Windows:
         """The named images of a folder, in all their versions."""
         on_grid, larger = (
             read_silhouettes(folder, size=size, names=names, crop=crop, augmentation=augmentation)
-            for size in (GRID, WORKING_SIZE)
+            for size in (side, FINER * side)
         )
         seen = larger.images
         if grey:
@@ -224,10 +230,13 @@ class Windows:
             seen = np.repeat(luma[..., None], 3, axis=-1)
         return cls(on_grid, seen)
 
-    def compute(self, features: Callable[[Images], Float32], pool: Executor) -> Iterator[Float32]:
+    def compute(self, features: Features, pool: Executor) -> Iterator[Float32]:
         """Features of the images, some images at a time."""
         starts = range(0, len(self.seen), IMAGES_AT_ONCE)
-        return pool.map(features, [self.seen[i : i + IMAGES_AT_ONCE] for i in starts])
+        side = self.on_grid.masks.shape[1]
+        return pool.map(
+            lambda i: features(self.seen[i : i + IMAGES_AT_ONCE], side), starts
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +256,7 @@ class FoldedClassifiers:
         folds = np.arange(len(names)) % N_FOLDS
 
         def each_fold(
-            features: Callable[[Images], Float32], train: Trainer
+            features: Features, train: Trainer
         ) -> list[PixelClassifier]:
             known = np.concatenate(list(windows.compute(features, pool)))
             chosen = [folds != left_out for left_out in range(N_FOLDS + 1)]
@@ -265,7 +274,7 @@ class FoldedClassifiers:
         folds = np.array([self.fold_of.get(name, N_FOLDS) for name in names])
 
         def log_odds(
-            features: Callable[[Images], Float32], classifiers: list[PixelClassifier]
+            features: Features, classifiers: list[PixelClassifier]
         ) -> Float32:
             result = np.empty(windows.on_grid.masks.shape, np.float32)
             start = 0
@@ -305,14 +314,17 @@ def main() -> None:
         help="hide the colours from the classifiers, which makes that of horses about as good as "
         "the paper's",
     )
+    parser.add_argument("--side", type=int, default=GRID, help=f"of the images (default: {GRID})")
     arguments = parse_data_folder(parser)
     source = SOURCES[arguments.name]
     began = time.monotonic()
     data = prepare(
         arguments.data / source.folder, source, arguments.seed, arguments.jobs,
-        grey=arguments.grey,
+        grey=arguments.grey, side=arguments.side,
     )
-    path = cache_path(arguments.name, arguments.seed, arguments.cache, arguments.grey)
+    path = cache_path(
+        arguments.name, arguments.seed, arguments.cache, arguments.grey, arguments.side
+    )
     save(data, path)
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
     print(markdown_table(

@@ -26,7 +26,7 @@ Images = NDArray[np.uint8]
 Masks = NDArray[np.uint8]
 
 GRID = 32  # side of what comes out
-WORKING_SIZE = 64  # side of the images that the filters run on, a multiple of GRID
+FINER = 2  # how many times finer the images are that the filters run on
 SUMMARY_SIDE = 16
 
 SCALES = (0.5, 1.0, 2.0)  # of the filters, in pixels of the grid
@@ -42,14 +42,14 @@ LARGEST_FEATURE = 5.0  # in standard deviations
 LEAST_PROBABILITY = 3e-4  # of either label, about 8 in the logarithm of the odds
 
 
-def filter_bank(images: Images) -> Float32:
-    """107 numbers a pixel, (n, GRID, GRID, 107), for images (n, S, S, 3), S a multiple of GRID.
+def filter_bank(images: Images, side: int = GRID) -> Float32:
+    """107 numbers a pixel, (n, side, side, 107), for images (n, S, S, 3), S a multiple of side.
 
     Colours as RGB, Lab, and saturation and hue; at three scales means, blobs and deviations of Lab,
     slopes and curvatures of the lightness in six directions and slopes of the colours in four; how
     much slope and how many blobs there are around.
     """
-    lab, unit = _lab(images), images.shape[1] / GRID
+    lab, unit = _lab(images), images.shape[1] / side
     rgb = images.astype(np.float32) / np.float32(255)
     planes = [*np.moveaxis(rgb, -1, 0), *lab, *_saturation_and_hue(rgb)]
     for scale in (unit * scale for scale in SCALES):
@@ -61,17 +61,17 @@ def filter_bank(images: Images) -> Float32:
     for scale in (unit * scale for scale in ENERGY_SCALES):
         planes += [_smooth(plane, scale) for plane in _slopes(lab[0], unit * SCALES[0], 4)]
     planes += [_smooth(np.abs(blob), unit * ENERGY_SCALES[-1]) for blob in blobs]
-    return _reduced(np.stack(planes, axis=-1))
+    return _reduced(np.stack(planes, axis=-1), side)
 
 
-def boundary_features(images: Images) -> Float32:
-    """How much two halves of a disc differ around each pixel, (n, GRID, GRID, F).
+def boundary_features(images: Images, side: int = GRID) -> Float32:
+    """How much two halves of a disc differ around each pixel, (n, side, side, F).
 
     For each of two radii: the differences of the means of lightness, colours and four kinds of
     texture between the halves, the disc cut in the direction that makes most of them all; the same
     cut at right angles; and how much more that is than nearby, since boundaries are thin.
     """
-    lab, unit = _lab(images), images.shape[1] / GRID
+    lab, unit = _lab(images), images.shape[1] / side
     texture = [_smooth(plane, unit) for plane in _slopes(lab[0], unit * SCALES[0], 4)]
     channels = np.stack([*lab, *texture], axis=1)
     channels /= channels.std(axis=(2, 3), keepdims=True) + 1.0
@@ -86,7 +86,7 @@ def boundary_features(images: Images) -> Float32:
             planes += list(np.moveaxis(chosen, 1, 0))
         strength = total.max(axis=1)
         planes.append(strength - _smooth(strength, 2 * unit))
-    return _reduced(np.stack(planes, axis=-1))
+    return _reduced(np.stack(planes, axis=-1), side)
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ Trainer = Callable[[Float32, Masks, int], PixelClassifier]
 def train_unary(features: Float32, masks: Masks, seed: int) -> PixelClassifier:
     """A network with one hidden layer that tells the object from what is around it.
 
-    features : (n, GRID, GRID, F), what `filter_bank` gives.
-    masks : (n, GRID, GRID).
+    features : (n, side, side, F), what `filter_bank` gives.
+    masks : (n, side, side).
     """
     scaler, seen, labels = _sampled(features, masks, seed)
     network = MLPClassifier(
@@ -138,8 +138,8 @@ def train_unary(features: Float32, masks: Masks, seed: int) -> PixelClassifier:
 def train_boundary(features: Float32, masks: Masks, seed: int) -> PixelClassifier:
     """Logistic regression that tells the pixels on boundaries of the masks from others.
 
-    features : (n, GRID, GRID, F), what `boundary_features` gives.
-    masks : (n, GRID, GRID).
+    features : (n, side, side, F), what `boundary_features` gives.
+    masks : (n, side, side).
     """
     scaler, seen, labels = _sampled(features, on_boundary(masks), seed)
     return PixelClassifier(scaler, LogisticRegression(max_iter=200).fit(seen, labels))
@@ -266,7 +266,7 @@ def _deviation(planes: Float32, scale: float) -> Float32:
     return np.asarray(np.sqrt(np.maximum(variance, 0)))
 
 
-def _reduced(planes: Float32, side: int = GRID) -> Float32:
+def _reduced(planes: Float32, side: int) -> Float32:
     """Means over blocks of (n, S, S, F), as (n, side, side, F)."""
     n, size, _, n_planes = planes.shape
     step = size // side

@@ -1,5 +1,6 @@
 """The benchmark's own arithmetic, its refusals and its files, at a size that times nothing."""
 
+import dataclasses
 import json
 import math
 import sys
@@ -13,7 +14,7 @@ if not (ROOT / "benchmarks").is_dir():
     pytest.skip("an sdist comes without the benchmarks", allow_module_level=True)
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import cases, memory, run, speed  # noqa: E402
+from benchmarks import cases, memory, patterns, run, speed  # noqa: E402
 from benchmarks.cases import TINY, Disagreement, photo_case, require_agreement  # noqa: E402
 from benchmarks.growth import TableSize, iteration_floor, table_sizes  # noqa: E402
 from benchmarks.measure import (  # noqa: E402
@@ -144,3 +145,19 @@ def test_unknown_parts_are_refused(capsys):
     with pytest.raises(SystemExit):
         run.main(["--only", "nothing"])
     assert "invalid choice" in capsys.readouterr().err
+
+
+def test_patterns_are_timed(tmp_path, capsys, monkeypatch):
+    assert patterns.run(patterns.TINY, tmp_path) == 0
+    (path,) = tmp_path.iterdir()
+    found = json.loads(path.read_text())["sections"]["patterns"]
+    assert found["images_per_second"] > 0
+    assert "images a second" in capsys.readouterr().out
+
+    def falls(model, inputs, **options):
+        return dataclasses.replace(result, scores=result.scores[::-1] - np.arange(2)[:, None])
+
+    case = patterns.Case(patterns.TINY)
+    result = patterns.infer(case.model, case.inputs, max_iter=1)
+    monkeypatch.setattr(patterns, "infer", falls)
+    assert patterns.run(patterns.TINY, tmp_path / "refused") == 1

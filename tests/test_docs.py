@@ -13,7 +13,10 @@ from crfield.cli import main
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-@pytest.mark.parametrize(("name", "needed"), [("learning.md", "scipy"), ("nn.md", "torch")])
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [("learning.md", "scipy"), ("nn.md", "torch"), ("patterns.md", "numpy")],
+)
 def test_every_block_of_a_tutorial(name, needed, tmp_path, monkeypatch, capsys):
     pytest.importorskip(needed, reason=f"{name} needs {needed}")
     monkeypatch.chdir(tmp_path)

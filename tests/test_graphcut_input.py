@@ -106,6 +106,8 @@ BAD_MODELS = [
     ({"compatibility": np.triu(MU)}, "mu[a, b] = mu[b, a]"),
     ({"compatibility": with_entry(MU, (0, 1), np.nan)}, "index (0, 1)"),
     ({"compatibility": "potts"}, "real numbers"),
+    ({"compatibility": Potts(1e300)}, "1e+30"),
+    ({"compatibility": 1e20 * MU, "weights": 1e20}, "weights times compatibility"),
     ({"compatibility": Potts(-1)}, "not be negative"),
     ({"compatibility": Diagonal([1, 2])}, "4 numbers"),
     ({"compatibility": Diagonal([1, 2, 3, 4])}, "not be negative"),

@@ -63,6 +63,18 @@ def test_energies_never_rise_and_are_those_of_the_labels(move):
         assert (again.n_cycles, again.energy) == (1, pytest.approx(found.energy, abs=1e-9))
 
 
+@pytest.mark.parametrize("move", MOVES)
+def test_rounding_does_not_make_energies_rise(move):
+    rng = np.random.default_rng(8)
+    for _ in range(60):
+        unary = np.exp(rng.uniform(-12, 12, (6, 7, 4))).astype(np.float32)
+        weights = np.exp(rng.uniform(-12, 12, (2, 6, 7))).astype(np.float32)
+        found = GRID_MOVES[move](unary, weights, random_metric(rng, 4))
+        assert found.converged
+        assert (np.diff(found.energies) <= 0).all()
+        assert np.diff(found.energies)[-1] == 0
+
+
 def test_no_expansion_and_no_swap_is_left_that_helps():
     rng = np.random.default_rng(2)
     every = labellings(6, 2).astype(bool)

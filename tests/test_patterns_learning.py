@@ -19,12 +19,11 @@ from crfield.patterns import (
 from crfield.patterns import learning as learning_module
 from crfield.patterns.gradients import (
     expected_loss_scale,
-    hamming_loss,
-    iou_loss,
     parameters_of,
     weighted_scores,
     with_parameters,
 )
+from crfield.patterns.measures import hamming_loss, iou_loss, mask_scores
 from crfield.patterns.sampling import Chains
 from refusal import refusal
 
@@ -206,6 +205,26 @@ def test_only_what_is_asked_for_moves():
     assert moved == {"bias", "unary_weight"}
 
 
+def test_pairwise_weights_of_zero_can_be_learned():
+    model, inputs, masks = few_images()
+    model = dataclasses.replace(model, pairwise_weights=[0.0], unary_weight=2.0)
+    found = learn_patterns(model, inputs, masks, n_epochs=1)
+    assert found.model.pairwise_weights[0] == pytest.approx(0.02, rel=0.01)
+    fixed = learn_patterns(model, inputs, masks, n_epochs=1, learn=["weights"])
+    assert fixed.model.pairwise_weights[0] == 0
+
+
+def test_image_weights_start_at_zero_and_models_print_short():
+    model, inputs, masks = few_images()
+    more = model.with_image_weights(3)
+    assert np.array_equal(more.energies(masks, inputs), model.energies(masks, inputs))
+    assert repr(more) == (
+        "PatternCRF(Patterns(5 hidden units over 16 labels, sum, 3 features), unary_weight=1, "
+        "pairwise_weights=[0.3], grid=(4, 4))"
+    )
+    assert "must have patterns" in refusal(model.pairwise_only().with_image_weights, 3)
+
+
 def test_any_loss_and_convolutional_patterns():
     _, inputs, masks = few_images()
     patterns = ConvolutionalPatterns(
@@ -233,8 +252,8 @@ def test_validation_chooses_the_epoch():
     )
     assert len(found.scores) == 13
     assert found.best_epoch == found.scores.argmax()
-    labels = infer(found.model, held_out[0]).labels.reshape(8, -1)
-    assert 1 - iou_loss(labels, masks[16:].reshape(8, -1)).mean() == found.scores.max()
+    labels = infer(found.model, held_out[0]).labels
+    assert mask_scores(labels, masks[16:]).mean() == found.scores.max()
 
 
 def same(one, other):
@@ -286,6 +305,10 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     assert "resume=False" in message
     message = refusal(learn_patterns, model, inputs, masks, learning_rate=0.5, **again)
     assert "other learning_rate" in message
+    message = refusal(learn_patterns, model, inputs, masks, validation=(inputs, masks), **again)
+    assert "other data" in message
+    learn_patterns(model, inputs, masks, n_epochs=2, checkpoint=path)
+    assert "at least 2" in refusal(learn_patterns, model, inputs, masks, **again)
     learn_patterns(model, inputs, 1 - masks, resume=False, **again)
     path.write_bytes(path.read_bytes()[:-100])
     assert "run.safetensors" in refusal(learn_patterns, model, inputs, 1 - masks, **again)
@@ -301,6 +324,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     ({"learn": ["W"]}, ["learn", "'weights'"]),
     ({"learning_rate": 0.0}, ["learning_rate", "positive"]),
     ({"batch_size": 0}, ["batch_size", "at least 1"]),
+    ({"validation": np.zeros((12, 4, 4))}, ["validation", "pair"]),
     ({"temperature": 0.5}, ["temperature must be 1", "0.5"]),
     ({"unary_weight": -1.0}, ["unary_weight", "positive"]),
 ])

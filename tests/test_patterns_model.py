@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pattern_reference as reference
+from crfield.graphcut import boundary_weights, constant_weights, contrast_weights
 from crfield.patterns import (
     ConvolutionalPatterns,
     MultiLabelPatternCRF,
@@ -296,3 +297,25 @@ def test_importing_is_light():
         "import crfield.patterns; assert not {'scipy', 'torch', 'sklearn'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_inputs_from_images_have_a_type_for_each_kind():
+    rng = np.random.default_rng(0)
+    costs, images = rng.normal(size=(3, 4, 5, 2)), rng.random((3, 4, 5, 3))
+    boundary = rng.random((3, 4, 5))
+    inputs = PatternInputs.from_images(
+        costs, images, kinds=("boundary", "constant", "contrast"), boundary=boundary, neighbours=8,
+        features=np.ones((3, 2)),
+    )
+    assert inputs.pairwise.shape == (3, 3, 4, 4, 5)
+    for n in range(3):
+        expected = (
+            boundary_weights(boundary[n], 8), constant_weights((4, 5), 8),
+            contrast_weights(images[n], 8),
+        )
+        for found, wanted in zip(inputs.pairwise[n], expected, strict=True):
+            assert np.allclose(found, wanted)
+    assert PatternInputs.from_images(costs, None, kinds=()).pairwise is None
+    assert "contrast" in refusal(PatternInputs.from_images, costs, images[:2])
+    assert "boundary" in refusal(PatternInputs.from_images, costs, images, kinds=["boundary"])
+    assert "'contrast'" in refusal(PatternInputs.from_images, costs, images, kinds=["colour"])

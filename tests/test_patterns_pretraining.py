@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import pattern_reference as reference
-from crfield.patterns import PatternCRF, PatternInputs, infer
+from crfield.patterns import PatternCRF, PatternInputs, Patterns, infer
+from crfield.patterns.pictures import mask_tiles, pattern_tiles
 from crfield.patterns.pretraining import Machine, pretrain
 from crfield.patterns.tradeoffs import choose_tradeoffs, mask_scores
 from refusal import refusal
@@ -86,17 +87,14 @@ def test_draws_given_themselves_have_no_gradient():
 @pytest.mark.parametrize("options", [{}, {"n_steps": 5}, {"persistent": True}])
 def test_the_likelihood_rises(options):
     masks = toy_masks()
-    scores = [
-        log_likelihood(
-            pretrain(masks, 4, n_epochs=n, batch_size=20, learning_rate=0.1, **options), masks
-        )
-        for n in (1, 20, 100)
-    ]
+    options = {"batch_size": 20, "learning_rate": 0.1, "weight_decay": 0, **options}
+    runs = [pretrain(masks, 4, n_epochs=n, **options) for n in (1, 20, 100)]
+    scores = [log_likelihood(found, masks) for found in runs]
     assert scores[0] < scores[1] < scores[2]
     # Two shapes, each pixel known but for a tenth of the flips.
     best = -np.log(2) + 8 * (0.9 * np.log(0.9) + 0.1 * np.log(0.1))
     assert scores[2] > best - 0.3
-    errors = pretrain(masks, 4, n_epochs=100, batch_size=20, **options).reconstruction_errors
+    errors = runs[-1].reconstruction_errors
     assert errors.shape == (100,)
     assert errors[-20:].mean() < errors[:5].mean()
 
@@ -227,6 +225,7 @@ def test_tradeoffs_raise_the_score_and_say_how():
     after = mask_scores(infer(found.model, inputs).labels, masks).mean()
     assert found.evaluations[0].score == before
     assert found.best.score == after > before + 0.05
+    assert found.best in found.evaluations
     assert found.model.unary_weight == 1  # only ratios count without patterns
     tried = [(e.unary_weight, e.pairwise_weights, e.pattern_scale) for e in found.evaluations]
     assert len(set(tried)) == len(tried)
@@ -275,6 +274,27 @@ def test_refused_tradeoffs():
     assert "max_evaluations" in refusal(
         choose_tradeoffs, model, inputs, masks, max_evaluations=0
     )
-    assert "min_gain" in refusal(choose_tradeoffs, model, inputs, masks, min_gain=np.nan)
+    for bad in (np.nan, -1):
+        assert "min_gain" in refusal(choose_tradeoffs, model, inputs, masks, min_gain=bad)
+    assert "score" in refusal(
+        choose_tradeoffs, model, inputs, masks, score=lambda labels, masks: np.full(12, np.nan)
+    )
     without = PatternCRF(None, unary_weight=0, pairwise_weights=[1, 1], grid=(8, 8))
     assert "unary" in refusal(choose_tradeoffs, without, inputs, masks)
+
+
+def test_tiles():
+    weights = np.zeros((6, 3))
+    weights[0, 0], weights[:, 1] = -2, 1
+    tiles = np.asarray(pattern_tiles(Patterns(weights, 0), (2, 3), columns=2, scale=1))
+    assert tiles.shape == (2 * 2 + 2, 2 * 3 + 2, 3)
+    np.testing.assert_array_equal(tiles[:2, :3], np.full((2, 3, 3), [37, 99, 215]))
+    np.testing.assert_array_equal(tiles[0, 5], [200, 52, 60])
+    assert (tiles[:2, 6:] == 255).all()
+    assert (tiles[4:] == 255).all()
+    masks = np.asarray(mask_tiles([[[0, 1]]], scale=3))
+    assert masks.shape == (3, 6, 3)
+    assert (masks[:, :3] > masks[:, 3:]).all()
+    assert "patterns" in refusal(pattern_tiles, Patterns(weights, 0), (3, 3))
+    assert "patterns" in refusal(pattern_tiles, weights, (2, 3))
+    assert "masks" in refusal(mask_tiles, weights)

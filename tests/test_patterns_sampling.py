@@ -176,3 +176,28 @@ def test_wrong_input_is_refused(call, words):
     model, inputs = make()
     message = refusal(call, model, inputs)
     assert all(word in message for word in words), message
+
+
+def test_labels_given_hidden_units_are_a_pairwise_field():
+    """p(y | h, x) of eq. 8 from the joint energy over y and h, by enumeration."""
+    model, inputs = make(4)
+    patterns = model.patterns
+    costs, edges = model.label_costs(inputs)[0].ravel(), model.edge_weights(inputs)[0]
+    bias = patterns.bias + inputs.features[0] @ patterns.image_weights
+    for h in reference.hidden_states(3):
+        joint = np.array([
+            reference.base_energy(
+                y.reshape(GRID), inputs.costs[0], inputs.pairwise[0], model.unary_weight,
+                model.pairwise_weights,
+            ) - y @ model.visible_bias - reference.scores(y, patterns.weights, bias, [h])[0]
+            for y in STATES
+        ])
+        given = costs - patterns.to_visible(h[None])[0]
+        field = np.array([
+            reference.base_energy(
+                y.reshape(GRID), np.stack([0 * given, given], -1).reshape(*GRID, 2), edges[None],
+                1.0, [1.0],
+            )
+            for y in STATES
+        ])
+        assert field - field[0] == pytest.approx(joint - joint[0], abs=1e-12)

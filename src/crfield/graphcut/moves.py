@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield import _native
-from crfield._validate import InputError, as_array, as_count, working_dtype
-from crfield.compatibility import Compatibility
+from crfield._validate import LARGEST_COST, InputError, as_array, as_count, working_dtype
+from crfield.compatibility import Compatibility, Potts
 from crfield.graphcut._checks import (
     Array,
     as_costs,
@@ -101,7 +101,7 @@ def _graph_moves(
             f"{strengths.shape}; match edges."
         )
     check_not_negative(strengths, "weights")
-    mu = _as_mu(compatibility, costs.shape[1], not swap).astype(_DOUBLE)
+    mu = _as_mu(compatibility, strengths, costs.shape[1], not swap)
     return _descend(
         lambda labels: _native.graph_cycle(costs, strengths, mu, ends, swap, labels),
         _as_init(init, costs), max_cycles,
@@ -131,7 +131,7 @@ def _grid_moves(
         n_cells * float((3 * len(offsets) + 2) * dtype.itemsize + 25),
         f"Moves on a grid of {' x '.join(map(str, grid))} cells", "work on tiles of it",
     )
-    mu = _as_mu(compatibility, n_labels, not swap).astype(dtype)
+    mu = _as_mu(compatibility, strengths, n_labels, not swap).astype(dtype)
     flat = costs.reshape(n_cells, n_labels)
     size = native_grid(grid, offsets)
     return _descend(
@@ -174,15 +174,16 @@ def _as_init(init: Any, costs: Array) -> NDArray[np.int32]:
     return np.array(labels, np.int32, order="C")
 
 
-def _as_mu(compatibility: Any, n_labels: int, is_metric: bool) -> NDArray[np.float64]:
+def _as_mu(
+    compatibility: Any, weights: Array, n_labels: int, is_metric: bool
+) -> NDArray[np.float64]:
     """mu (L, L): 0 for equal labels, symmetric, not negative, and a metric if asked for."""
     if compatibility is None:
-        return 1.0 - np.eye(n_labels)
+        compatibility = Potts()
     if isinstance(compatibility, Compatibility):
         compatibility.check_size(n_labels)
-        mu = compatibility.matrix(n_labels)
-    else:
-        mu = as_costs(compatibility, "compatibility", _DOUBLE)
+        compatibility = compatibility.matrix(n_labels)
+    mu = as_costs(compatibility, "compatibility", _DOUBLE)
     if mu.shape != (n_labels, n_labels):
         raise InputError(
             f"compatibility must have shape ({n_labels}, {n_labels}) for {n_labels} labels, got "
@@ -201,6 +202,12 @@ def _as_mu(compatibility: Any, n_labels: int, is_metric: bool) -> NDArray[np.flo
             )
     if is_metric:
         _check_triangles(mu, slack)
+    largest = float(mu.max()) * float(weights.max(initial=0))
+    if largest > LARGEST_COST:
+        raise InputError(
+            f"weights times compatibility must not exceed {LARGEST_COST:g}, got up to "
+            f"{largest:.3g}; scale one of them down."
+        )
     return mu
 
 

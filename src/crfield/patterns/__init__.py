@@ -5,13 +5,16 @@ from crfield.patterns.hidden import HiddenPosterior
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import EIGHT_NEIGHBOURS, FOUR_NEIGHBOURS, PatternInputs
 from crfield.patterns.learning import PatternLearningResult, learn_patterns
+from crfield.patterns.measures import mask_scores
 from crfield.patterns.model import PatternCRF
 from crfield.patterns.multilabel import MultiLabelPatternCRF
 from crfield.patterns.potential import PatternPotential, Patterns
+from crfield.patterns.pretraining import PretrainedPatterns, pretrain
 from crfield.patterns.relaxation import RelaxationResult, relax
 from crfield.patterns.results import PatternResult, PatternStatus
 from crfield.patterns.rother import DeviationPatterns
 from crfield.patterns.sampling import Chains, sample
+from crfield.patterns.tradeoffs import Evaluation, Tradeoffs, choose_tradeoffs
 
 __all__ = [
     "EIGHT_NEIGHBOURS",
@@ -19,6 +22,7 @@ __all__ = [
     "Chains",
     "ConvolutionalPatterns",
     "DeviationPatterns",
+    "Evaluation",
     "HiddenPosterior",
     "MultiLabelPatternCRF",
     "PatternCRF",
@@ -28,9 +32,14 @@ __all__ = [
     "PatternResult",
     "PatternStatus",
     "Patterns",
+    "PretrainedPatterns",
     "RelaxationResult",
+    "Tradeoffs",
+    "choose_tradeoffs",
     "infer",
     "learn_patterns",
+    "mask_scores",
+    "pretrain",
     "relax",
     "sample",
 ]

@@ -14,7 +14,7 @@ from crfield.patterns._checks import as_grid, as_masks, as_rows
 from crfield.patterns.potential import PatternPotential, Patterns
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ConvolutionalPatterns(PatternPotential):
     """Windows shared by all positions that lie fully inside the grid, a hidden unit for each.
 

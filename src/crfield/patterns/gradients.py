@@ -6,20 +6,19 @@ expectation over labels is a sum of -dE(y)/dgamma with a number for each labelli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, as_choice
+from crfield._validate import FloatArray, InputError
 from crfield.patterns._checks import as_masks
 from crfield.patterns.inputs import PatternInputs
 from crfield.patterns.model import PatternCRF
 
 Parameters = dict[str, FloatArray]
-Loss = Callable[[NDArray[Any], NDArray[Any]], NDArray[np.float64]]
 
 GROUPS = (
     "weights", "bias", "image_weights", "visible_bias", "unary_weight", "pairwise_weights",
@@ -89,25 +88,3 @@ def expected_loss_scale(losses: NDArray[np.float64]) -> NDArray[np.float64]:
             f"n_chains must be at least 2 to compare losses, got {n}; use 2 or more chains."
         )
     return np.asarray((losses - losses.mean(1, keepdims=True)) / (n - 1))
-
-
-def iou_loss(labels: NDArray[Any], masks: NDArray[Any]) -> NDArray[np.float64]:
-    """1 - |y and y*| / |y or y*| for each row of (n, I), 0 where both are empty."""
-    both = np.einsum("ni,ni->n", labels, masks, dtype=np.float64)
-    either = labels.sum(1, dtype=np.float64) + masks.sum(1, dtype=np.float64) - both
-    return np.asarray(np.where(either > 0, 1.0 - both / np.maximum(either, 1.0), 0.0))
-
-
-def hamming_loss(labels: NDArray[Any], masks: NDArray[Any]) -> NDArray[np.float64]:
-    """The share of pixels that differ, for each row of (n, I)."""
-    return np.asarray((labels != masks).mean(1, dtype=np.float64))
-
-
-LOSSES: dict[str, Loss] = {"iou": iou_loss, "hamming": hamming_loss}
-
-
-def as_loss(loss: str | Loss) -> Loss:
-    """A loss by name, or any function of labels (n, I) and masks (n, I) to (n,) numbers."""
-    if callable(loss):
-        return loss
-    return LOSSES[as_choice(loss, "loss", LOSSES)]

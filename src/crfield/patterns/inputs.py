@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, as_floats, check_magnitude
+from crfield._validate import FloatArray, InputError, as_choice, as_floats, check_magnitude
+from crfield.graphcut import boundary_weights, constant_weights, contrast_weights
 from crfield.patterns._checks import as_nonnegative
 
 # Edges run from a pixel to the pixel this far down and across.
@@ -68,6 +70,37 @@ class PatternInputs:
         return as_nonnegative(
             pairwise, "pairwise", "graph cuts need costs that favour equal labels, so clamp at 0"
         )
+
+    @classmethod
+    def from_images(
+        cls, costs: Any, images: Any, *, kinds: Sequence[str] = ("constant", "contrast"),
+        boundary: Any = None, features: Any = None, neighbours: int = 4,
+    ) -> PatternInputs:
+        """Inputs with the pairwise terms of CHOPP section 5, one type for each of `kinds`.
+
+        costs : (B, H, W, L).
+        images : (B, H, W, C) or (B, H, W), for "contrast"; see `crfield.graphcut`.
+        kinds : some of "constant", "contrast" and "boundary".
+        boundary : (B, H, W), probabilities of a boundary, for "boundary".
+        features : (B, F), or None.
+        neighbours : 4 or 8.
+        """
+        n, grid = len(costs), np.shape(costs)[1:3]
+        makers = {
+            "constant": lambda: [constant_weights(grid, neighbours)] * n,
+            "contrast": lambda: [contrast_weights(image, neighbours) for image in images],
+            "boundary": lambda: [boundary_weights(each, neighbours) for each in boundary],
+        }
+        for given, name in ((images, "contrast"), (boundary, "boundary")):
+            if name in kinds and (given is None or len(given) != n):
+                raise InputError(
+                    f"{name} terms need one map an image ({n}), got "
+                    f"{'none' if given is None else len(given)}; pass them, or leave {name!r} out "
+                    "of kinds."
+                )
+        types = [makers[as_choice(kind, "kinds", makers)]() for kind in kinds]
+        pairwise = np.stack([np.stack(maps) for maps in types], 1) if types else None
+        return cls(costs, pairwise, features)
 
     def __len__(self) -> int:
         return len(self.costs)

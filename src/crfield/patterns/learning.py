@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,22 +21,21 @@ from crfield.patterns._checks import as_masks
 from crfield.patterns.checkpoints import Progress, read_progress, write_progress
 from crfield.patterns.gradients import (
     GROUPS,
-    Loss,
     Parameters,
-    as_loss,
     expected_loss_scale,
-    iou_loss,
     parameters_of,
     weighted_scores,
     with_parameters,
 )
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
+from crfield.patterns.measures import Loss, as_loss, mask_scores
 from crfield.patterns.model import PatternCRF
 from crfield.patterns.sampling import Chains, check_samplable
 
 OBJECTIVES = ("expected_loss", "contrastive_divergence")
 _DECAYS = (0.9, 0.999)  # of Adam's averages
+_LEAST_SHARE = 0.01  # of the unary weight, that a pairwise weight starts from
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +86,8 @@ def learn_patterns(
 
     Parameters
     ----------
-    model : where to start, for example from `pretrain`; at temperature 1.
+    model : where to start, for example from `pretrain`; at temperature 1. Pairwise weights move by
+        factors, so that those that are 0 start at a hundredth of the unary weight instead.
     inputs, masks : the images, and their true labels (B, H, W) in {0, 1}.
     validation : inputs and masks that choose among the epochs by the mean IoU of MAP labels.
     loss : "iou", "hamming" or a function of labels (n, I) and masks (n, I) to losses (n,).
@@ -106,15 +106,25 @@ def learn_patterns(
     progress : show a progress bar.
     threads : native threads, all usable cores by default.
     """
+    names = (learn,) if isinstance(learn, str) else tuple(learn)
+    if "pairwise_weights" in names and isinstance(model, PatternCRF) and model.unary_weight > 0:
+        weights = model.pairwise_weights
+        least = _LEAST_SHARE * model.unary_weight
+        model = replace(model, pairwise_weights=np.where(weights > 0, weights, least))
     task = _checked(
-        model, inputs, masks, validation, loss, objective, learn, n_chains, batch_size,
+        model, inputs, masks, validation, loss, objective, names, n_chains, batch_size,
         learning_rate, weight_decay, seed, threads,
     )
     purpose = _purpose(model, task)
+    total = as_count(n_epochs, "n_epochs", 0)
     state = read_progress(checkpoint, purpose) if checkpoint is not None and resume else None
     if state is None:
         state = _start(model, task)
-    total = as_count(n_epochs, "n_epochs", 0)
+    if state.epoch > total:
+        raise InputError(
+            f"n_epochs must be at least {state.epoch}, which the checkpoint holds, got {total}; "
+            "use another file, or resume=False to start again."
+        )
     bar = _progress_bar(total, state.epoch) if progress else None
     while state.epoch < total:
         state = _run_epoch(model, task, state)
@@ -220,13 +230,12 @@ def _score(model: PatternCRF, task: _Task) -> float:
     assert task.validation is not None
     inputs, masks = task.validation
     labels = infer(model, inputs, threads=task.threads).labels
-    n = len(masks)
-    return float(1.0 - iou_loss(labels.reshape(n, -1), masks.reshape(n, -1)).mean())
+    return float(mask_scores(labels, masks).mean())
 
 
 def _checked(
     model: PatternCRF, inputs: PatternInputs, masks: Any, validation: Any, loss: str | Loss,
-    objective: str, learn: Collection[str], n_chains: int, batch_size: int, learning_rate: float,
+    objective: str, names: tuple[str, ...], n_chains: int, batch_size: int, learning_rate: float,
     weight_decay: float, seed: int, threads: int | None,
 ) -> _Task:
     check_samplable(model, inputs)
@@ -235,7 +244,6 @@ def _checked(
             f"temperature must be 1 for learning, got {model.patterns.temperature}; samples of "
             "other temperatures do not come from the model. Use model.at_temperature(1.0)."
         )
-    names = (learn,) if isinstance(learn, str) else tuple(learn)
     for name in names:
         as_choice(name, "learn", GROUPS)
     present = parameters_of(model)
@@ -248,14 +256,25 @@ def _checked(
             f"{decay:g}; 0.001 and 0 are a start."
         )
     return _Task(
-        inputs, _as_truth(masks, inputs, "masks"),
-        None if validation is None else (
-            validation[0], _as_truth(validation[1], validation[0], "validation masks")
-        ),
+        inputs, _as_truth(masks, inputs, "masks"), _as_validation(validation, model),
         as_loss(loss), objective, tuple(n for n in GROUPS if n in names and n in present),
         as_count(n_chains, "n_chains", least), as_count(batch_size, "batch_size"), rate, decay,
         as_count(seed, "seed", 0), threads,
     )
+
+
+def _as_validation(
+    validation: Any, model: PatternCRF
+) -> tuple[PatternInputs, NDArray[np.uint8]] | None:
+    if validation is None:
+        return None
+    if not isinstance(validation, tuple) or len(validation) != 2:
+        raise InputError(
+            f"validation must be a pair (inputs, masks), got {type(validation).__name__}; "
+            "pass the inputs of other images with their masks."
+        )
+    model.check_inputs(validation[0])
+    return validation[0], _as_truth(validation[1], validation[0], "validation masks")
 
 
 def _as_truth(masks: Any, inputs: PatternInputs, name: str) -> NDArray[np.uint8]:
@@ -274,9 +293,12 @@ def _purpose(model: PatternCRF, task: _Task) -> dict[str, Any]:
     for name, value in sorted(parameters_of(model).items()):
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(value).tobytes())
-    for part in (task.inputs.costs, task.inputs.pairwise, task.inputs.features, task.masks):
-        if part is not None:
-            digest.update(np.ascontiguousarray(part).tobytes())
+    for inputs, masks in ((task.inputs, task.masks), task.validation or (None, None)):
+        if inputs is None:
+            continue
+        for part in (inputs.costs, inputs.pairwise, inputs.features, masks):
+            digest.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
+            digest.update(b";")
     return {
         "data": digest.hexdigest(), "objective": task.objective, "groups": list(task.groups),
         "loss": getattr(task.loss, "__name__", "loss"), "n_chains": task.n_chains,

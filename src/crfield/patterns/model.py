@@ -18,6 +18,7 @@ from crfield._validate import (
     FloatArray,
     InputError,
     as_array,
+    as_count,
     as_floats,
     as_scalar,
     check_finite,
@@ -239,6 +240,27 @@ class PatternCRF(GridModel):
 
     def pairwise_only(self) -> PatternCRF:
         return replace(self, patterns=None, visible_bias=0.0)
+
+    def with_image_weights(self, n_features: int) -> PatternCRF:
+        """The same model with hidden biases that may depend on so many features of an image.
+
+        W0 starts at 0. Features of mean 0 whose squares sum to about 1 suit `learn_patterns`.
+        """
+        if self.patterns is None:
+            raise InputError(
+                "a model must have patterns for their biases to depend on the image, got none; "
+                "add them first, for example from pretrain."
+            )
+        n = as_count(n_features, "n_features")
+        zeros = np.zeros((n, self.patterns.bias.size), self.patterns.dtype)
+        return replace(self, patterns=replace(self.patterns, image_weights=zeros))
+
+    def __repr__(self) -> str:
+        return (
+            f"PatternCRF({self.patterns!r}, unary_weight={self.unary_weight:g}, "
+            f"pairwise_weights={[float(f'{w:.3g}') for w in self.pairwise_weights]}, "
+            f"grid={self.grid})"
+        )
 
     def at_temperature(self, temperature: Any) -> PatternCRF:
         """The same model with its patterns at another temperature."""

@@ -93,6 +93,14 @@ class PatternPotential(ABC):
     def _spread(self, c: FloatArray) -> FloatArray:
         """(B, J) repeated for the units that share a bias, (B, n_hidden)."""
 
+    def __repr__(self) -> str:
+        parts = [f"{self.n_hidden} hidden units over {self.n_visible} labels", self.composition]
+        if self.temperature != 1.0:
+            parts.append(f"temperature {self.temperature}")
+        if self.image_weights is not None:
+            parts.append(f"{len(self.image_weights)} features")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """float32 or float64, which the weights have."""
@@ -233,7 +241,7 @@ class PatternPotential(ABC):
             object.__setattr__(self, name, value)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Patterns(PatternPotential):
     """Patterns that each see all labels (eq. 4).
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from crfield._validate import InputError, as_array, as_choice, as_count, as_scalar, check_finite
 from crfield.patterns._checks import as_masks
+from crfield.patterns.model import PatternCRF
 from crfield.patterns.potential import COMPOSITIONS, Patterns
 from crfield.variability import k_means
 
@@ -48,6 +49,10 @@ class PretrainedPatterns:
     visible_bias: Array
     reconstruction_errors: NDArray[np.float64]
 
+    def add_to(self, model: PatternCRF) -> PatternCRF:
+        """The model with these patterns and visible biases in place of its own."""
+        return replace(model, patterns=self.patterns, visible_bias=self.visible_bias)
+
     def log_scores(self, masks: Any) -> NDArray[np.float64]:
         """log p(v) + log Z = b'v - f(v; 1), (n,): eq. 3."""
         y = as_masks(masks, self.patterns.n_visible, "masks")
@@ -55,9 +60,9 @@ class PretrainedPatterns:
 
 
 def pretrain(
-    masks: Any, n_hidden: int, *, composition: str = "sum", n_epochs: int = 100,
-    batch_size: int = 100, learning_rate: float = 0.05, momentum: float = 0.9,
-    weight_decay: float = 1e-4, sparsity_target: float | None = None, sparsity_weight: float = 0.1,
+    masks: Any, n_hidden: int, *, composition: str = "sum", n_epochs: int = 30,
+    batch_size: int = 100, learning_rate: float = 0.02, momentum: float = 0.9,
+    weight_decay: float = 3e-3, sparsity_target: float | None = None, sparsity_weight: float = 0.1,
     n_steps: int = 1, persistent: bool = False, n_particles: int = 100, smoothing: float = 1.0,
     seed: int = 0, progress: bool = False,
 ) -> PretrainedPatterns:
@@ -76,7 +81,8 @@ def pretrain(
     sparsity_target : share of masks that a unit should be active for, or None.
     sparsity_weight : of the cross-entropy between that and the share in a batch.
     n_steps : k of CD-k, steps of Gibbs sampling an update.
-    persistent : whether chains go on from one update to the next instead of starting at the batch.
+    persistent : whether chains go on from one update to the next instead of starting at the batch;
+        wants a smaller learning rate and more epochs.
     n_particles : number of such chains.
     smoothing : for "min", pixels drawn from the mean mask that are added to each cluster's mean.
     seed : the same seed gives the same patterns.

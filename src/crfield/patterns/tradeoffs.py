@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from crfield._validate import InputError, as_count, as_scalar
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
+from crfield.patterns.measures import mask_scores
 from crfield.patterns.model import PatternCRF
 
 Score = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
@@ -37,30 +38,16 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Tradeoffs:
-    """A model with the weights that scored best, and all that were tried, in order."""
+    """What a search found.
+
+    model : with the weights that it ended at.
+    best : these weights.
+    evaluations : all that were tried, in order.
+    """
 
     model: PatternCRF
+    best: Evaluation
     evaluations: tuple[Evaluation, ...]
-
-    @property
-    def best(self) -> Evaluation:
-        """The weights of the model; the first of equals."""
-        return max(self.evaluations, key=lambda each: each.score)
-
-
-def mask_scores(labels: Any, masks: Any) -> NDArray[np.float64]:
-    """Intersection over union of each image's foreground, (B,); 1 where both masks are empty.
-
-    labels, masks : (B, ...) of 0 and 1.
-    """
-    found, wanted = (_as_foreground(each) for each in (labels, masks))
-    if found.shape != wanted.shape:
-        raise InputError(
-            f"labels and masks must have one shape, got {np.shape(labels)} and {np.shape(masks)}; "
-            "pass the masks of the same images."
-        )
-    union = (found | wanted).sum(1)
-    return np.asarray(np.where(union > 0, (found & wanted).sum(1) / np.maximum(union, 1), 1.0))
 
 
 def choose_tradeoffs(
@@ -78,7 +65,8 @@ def choose_tradeoffs(
     Parameters
     ----------
     model : where the search starts; its pairwise weights should not all be 0.
-    inputs, masks : images with their true labels (B, H, W).
+    inputs, masks : images with their true labels (B, H, W); best not those that the patterns were
+        learned from, which they know better than any new ones.
     score : score(labels, masks) -> (B,), of which the mean is maximised.
     scale_patterns : whether to search a common factor of W, b and c too.
     min_gain : least rise of the score that counts; less is taken for chance.
@@ -101,6 +89,8 @@ def choose_tradeoffs(
         as_count(max_evaluations, "max_evaluations"), as_count(max_iter, "max_iter", 0), threads,
     )
     gain = as_scalar(min_gain, "min_gain")
+    if gain < 0:
+        raise InputError(f"min_gain must not be negative, got {gain:g}; use 0 for any rise.")
     weights = search.start()
     movable = range(0 if model.patterns is not None else 1, len(weights) - (not scale_patterns))
     for step in _STEPS:
@@ -109,7 +99,9 @@ def choose_tradeoffs(
             before = search.best
             for which in movable:
                 weights = search.improve(weights, which, step, gain)
-    return Tradeoffs(search.with_weights(weights), tuple(search.tried.values()))
+    return Tradeoffs(
+        search.with_weights(weights), search.evaluate(weights), tuple(search.tried.values())
+    )
 
 
 @dataclass
@@ -142,30 +134,35 @@ class _Search:
             visible_bias=self.model.visible_bias * patterns.dtype.type(scale),
         )
 
-    def evaluate(self, weights: tuple[float, ...]) -> float:
+    def evaluate(self, weights: tuple[float, ...]) -> Evaluation:
         """The mean score; minus infinity once the budget is spent."""
+        unary, *pairwise, scale = weights
         key = tuple(float(f"{weight:.6g}") for weight in weights)
-        if key not in self.tried:
-            if len(self.tried) == self.max_evaluations:
-                return -math.inf
-            result = infer(
-                self.with_weights(weights), self.inputs, max_iter=self.max_iter,
-                threads=self.threads,
+        if key in self.tried:
+            return self.tried[key]
+        if len(self.tried) == self.max_evaluations:
+            return Evaluation(unary, tuple(pairwise), scale, -math.inf)
+        result = infer(
+            self.with_weights(weights), self.inputs, max_iter=self.max_iter, threads=self.threads
+        )
+        mean = float(np.mean(self.score(result.labels, self.masks)))
+        if not math.isfinite(mean):
+            raise InputError(
+                f"score must give finite numbers, got a mean of {mean}; "
+                "give images without a foreground a number too."
             )
-            mean = float(np.mean(self.score(result.labels, self.masks)))
-            unary, *pairwise, scale = weights
-            self.tried[key] = Evaluation(unary, tuple(pairwise), scale, mean)
-        return self.tried[key].score
+        self.tried[key] = Evaluation(unary, tuple(pairwise), scale, mean)
+        return self.tried[key]
 
     def start(self) -> tuple[float, ...]:
         """The best of a grid of multiples; the model's own weights come first."""
         own = self.model.unary_weight, *map(float, self.model.pairwise_weights), 1.0
         best = own
-        self.best = self.evaluate(own)
+        self.best = self.evaluate(own).score
         unary_factors = _STARTS if self.model.patterns is not None else (1.0,)
         for unary, pairwise in itertools.product(unary_factors, _STARTS):
             weights = (own[0] * unary, *(w * unary * pairwise for w in own[1:-1]), 1.0)
-            found = self.evaluate(weights)
+            found = self.evaluate(weights).score
             if found > self.best:
                 best, self.best = weights, found
         return best
@@ -176,8 +173,8 @@ class _Search:
         """Move one weight as far as that helps."""
         for direction in self._directions(weights, which, step):
             for candidate in direction:
-                found = self.evaluate(candidate)
-                if found < self.best + min_gain:
+                found = self.evaluate(candidate).score
+                if not found > self.best + min_gain:
                     break
                 weights, self.best = candidate, found
         return weights
@@ -198,13 +195,3 @@ class _Search:
             yield (with_value(value * factor**n) for n in itertools.count(1))
         if 0 < which < len(weights) - 1:
             yield iter([with_value(0.0)])
-
-
-def _as_foreground(values: Any) -> NDArray[np.bool_]:
-    array = np.asarray(values)
-    if array.ndim < 2 or array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
-        raise InputError(
-            f"labels and masks must hold 0 and 1 in shape (B, ...), got dtype {array.dtype} and "
-            f"shape {array.shape}; a single image needs a leading axis of 1."
-        )
-    return np.asarray(array.reshape(len(array), -1) != 0)

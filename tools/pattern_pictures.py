@@ -1,0 +1,88 @@
+"""The pictures of docs/patterns.md, from the models that its blocks make."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from crfield.patterns import infer
+from crfield.patterns.pictures import mask_tiles, pattern_tiles
+from crfield.pictures import side_by_side
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+SHOWN = slice(0, 8)
+N_COLOURS = 128
+
+
+def run_tutorial() -> dict[str, Any]:
+    """What the blocks of the tutorial define, run in an empty folder."""
+    names: dict[str, Any] = {}
+    text = (DOCS / "patterns.md").read_text("utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
+            exec(compile(block, "patterns.md", "exec"), names)
+        os.chdir(DOCS)
+    return names
+
+
+def results(names: dict[str, Any]) -> Image.Image:
+    """Figures as they are, as they are seen and as each method finds them."""
+    test = names["test"]
+    panels = {
+        "truth": names["test_masks"],
+        "seen": names["test_images"],
+        "unary": test.costs.argmin(-1),
+        "pairwise": infer(names["pairwise_model"], test).labels,
+        "patterns": infer(names["model"], test).labels,
+    }
+    return side_by_side(
+        *(mask_tiles(panel[SHOWN], columns=2, scale=4) for panel in panels.values()),
+        titles=list(panels),
+    )
+
+
+def learned(names: dict[str, Any]) -> Image.Image:
+    """Patterns of the machine, and the clusters of the masks."""
+    return side_by_side(
+        *(
+            pattern_tiles(patterns, names["grid"], n=24, columns=6, scale=3)
+            for patterns in (names["rbm"].patterns, names["templates"])
+        ),
+        titles=['"sum": parts', '"min": templates'],
+    )
+
+
+def samples(names: dict[str, Any]) -> Image.Image:
+    """Masks and what the machine takes for masks; posterior samples of two figures, with their
+    means.
+    """
+    seen, chains = names["test_images"], names["chains"]
+    posterior = np.concatenate([
+        np.concatenate([seen[n][None], chains[n].mean(0)[None], chains[n, :2]]) for n in (1, 2)
+    ])
+    return side_by_side(
+        mask_tiles(names["masks"][:8], columns=4, scale=4),
+        mask_tiles(names["dreams"][:8], columns=4, scale=4),
+        mask_tiles(posterior, columns=4, scale=4),
+        titles=["masks", "samples of the prior", "seen, mean of 16 samples, two samples"],
+    )
+
+
+def main() -> None:
+    names = run_tutorial()
+    for draw in (results, learned, samples):
+        path = DOCS / "images" / f"patterns_{draw.__name__}.png"
+        picture = draw(names).quantize(N_COLOURS, dither=Image.Dither.NONE)
+        picture.save(path, optimize=True)
+        print(f"{path.name}: {picture.size}, {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
