@@ -33,8 +33,11 @@ lint: install
 	$(BIN)/lint-imports
 
 bench: install
+	$(BIN)/python -m pip install -q -c constraints.txt --group test
 	-$(BIN)/python -m pip install -q -c constraints.txt --group peer
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/graphcut.py
+	$(BIN)/python benchmarks/patterns.py
 
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, driven by the Python tests.
 sanitize: install
@@ -45,7 +48,7 @@ sanitize: install
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	CRFIELD_RANDOM_MODELS=60 CRFIELD_EXAMPLES=10 $(BIN)/python -m pytest -p no:cacheprovider \
 	    tests/test_filters.py tests/test_meanfield.py tests/test_native.py tests/test_plan.py \
-	    tests/test_graphcut*.py tests/test_bad_input*.py
+	    tests/test_graphcut*.py tests/test_patterns_sampling.py tests/test_bad_input*.py
 
 # Random and hostile input to the public entry points; other seeds are other cases.
 fuzz: install

@@ -75,9 +75,20 @@ def samples(names: dict[str, Any]) -> Image.Image:
     )
 
 
+def steps(names: dict[str, Any]) -> Image.Image:
+    """What inference starts from, and what is left after some steps of EM."""
+    chosen = names["test"].take([1, 3, 5])
+    found = [infer(names["model"], chosen, max_iter=n).labels for n in (0, 1, 2, 4, 50)]
+    return side_by_side(
+        *(mask_tiles(labels, columns=1, scale=4) for labels in found),
+        mask_tiles(names["test_masks"][[1, 3, 5]], columns=1, scale=4),
+        titles=["start", "1 step", "2 steps", "4 steps", "end", "truth"],
+    )
+
+
 def main() -> None:
     names = run_tutorial()
-    for draw in (results, learned, samples):
+    for draw in (results, learned, steps, samples):
         path = DOCS / "images" / f"patterns_{draw.__name__}.png"
         picture = draw(names).quantize(N_COLOURS, dither=Image.Dither.NONE)
         picture.save(path, optimize=True)
