@@ -317,5 +317,6 @@ def test_inputs_from_images_have_a_type_for_each_kind():
             assert np.allclose(found, wanted)
     assert PatternInputs.from_images(costs, None, kinds=()).pairwise is None
     assert "contrast" in refusal(PatternInputs.from_images, costs, images[:2])
+    assert "leading axis" in refusal(PatternInputs.from_images, costs[0], images[0])
     assert "boundary" in refusal(PatternInputs.from_images, costs, images, kinds=["boundary"])
     assert "'contrast'" in refusal(PatternInputs.from_images, costs, images, kinds=["colour"])

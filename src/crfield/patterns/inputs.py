@@ -85,6 +85,8 @@ class PatternInputs:
         features : (B, F), or None.
         neighbours : 4 or 8.
         """
+        if np.ndim(costs) != 4:
+            return cls(costs)  # which says what is wrong
         n, grid = len(costs), np.shape(costs)[1:3]
         makers = {
             "constant": lambda: [constant_weights(grid, neighbours)] * n,

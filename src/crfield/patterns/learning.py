@@ -7,17 +7,17 @@ contrastive divergence, which raises the likelihood near the truth, is there for
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_choice, as_count, as_scalar
-from crfield.patterns._checks import as_masks
+from crfield._atomicfile import check_writable
+from crfield._validate import InputError, as_count, shown
 from crfield.patterns.checkpoints import Progress, read_progress, write_progress
 from crfield.patterns.gradients import (
     GROUPS,
@@ -29,11 +29,11 @@ from crfield.patterns.gradients import (
 )
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
-from crfield.patterns.measures import Loss, as_loss, mask_scores
+from crfield.patterns.measures import Loss, mask_scores
 from crfield.patterns.model import PatternCRF
-from crfield.patterns.sampling import Chains, check_samplable
+from crfield.patterns.sampling import Chains
+from crfield.patterns.task import Task, as_losses, checked_task, purpose_of
 
-OBJECTIVES = ("expected_loss", "contrastive_divergence")
 _DECAYS = (0.9, 0.999)  # of Adam's averages
 _LEAST_SHARE = 0.01  # of the unary weight, that a pairwise weight starts from
 
@@ -54,24 +54,6 @@ class PatternLearningResult:
     losses: NDArray[np.float64]
     scores: NDArray[np.float64]
     best_epoch: int
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One call of `learn_patterns`, checked."""
-
-    inputs: PatternInputs
-    masks: NDArray[np.uint8]
-    validation: tuple[PatternInputs, NDArray[np.uint8]] | None
-    loss: Loss
-    objective: str
-    groups: tuple[str, ...]
-    n_chains: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
-    seed: int
-    threads: int | None
 
 
 def learn_patterns(
@@ -106,17 +88,24 @@ def learn_patterns(
     progress : show a progress bar.
     threads : native threads, all usable cores by default.
     """
+    if not isinstance(learn, Collection):
+        raise InputError(
+            f"learn must be some of {', '.join(map(repr, GROUPS))}, got {shown(learn)}; "
+            "pass a list of them."
+        )
     names = (learn,) if isinstance(learn, str) else tuple(learn)
     if "pairwise_weights" in names and isinstance(model, PatternCRF) and model.unary_weight > 0:
         weights = model.pairwise_weights
         least = _LEAST_SHARE * model.unary_weight
         model = replace(model, pairwise_weights=np.where(weights > 0, weights, least))
-    task = _checked(
+    task = checked_task(
         model, inputs, masks, validation, loss, objective, names, n_chains, batch_size,
         learning_rate, weight_decay, seed, threads,
     )
-    purpose = _purpose(model, task)
+    purpose = purpose_of(model, task)
     total = as_count(n_epochs, "n_epochs", 0)
+    if checkpoint is not None:
+        check_writable(Path(checkpoint))
     state = read_progress(checkpoint, purpose) if checkpoint is not None and resume else None
     if state is None:
         state = _start(model, task)
@@ -131,8 +120,8 @@ def learn_patterns(
         if checkpoint is not None:
             write_progress(checkpoint, state, purpose)
         if bar is not None:
-            shown = f"{state.scores[-1]:.3f}" if state.scores else "-"
-            bar.set_postfix_str(f"loss {state.losses[-1]:.3f}, validation IoU {shown}")
+            score = f"{state.scores[-1]:.3f}" if state.scores else "-"
+            bar.set_postfix_str(f"loss {state.losses[-1]:.3f}, validation IoU {score}")
             bar.update()
     if bar is not None:
         bar.close()
@@ -142,7 +131,7 @@ def learn_patterns(
     )
 
 
-def _start(model: PatternCRF, task: _Task) -> Progress:
+def _start(model: PatternCRF, task: Task) -> Progress:
     parameters = parameters_of(model)
     zeros = {name: np.zeros_like(value) for name, value in parameters.items()}
     chains = Chains.start(
@@ -155,7 +144,7 @@ def _start(model: PatternCRF, task: _Task) -> Progress:
     )
 
 
-def _run_epoch(model: PatternCRF, task: _Task, state: Progress) -> Progress:
+def _run_epoch(model: PatternCRF, task: Task, state: Progress) -> Progress:
     """One pass over the images in random order."""
     order = np.random.default_rng([task.seed, 1, state.epoch]).permutation(len(task.inputs))
     chains = Chains(state.chains, seed=task.seed, n_passes=state.n_passes)
@@ -181,7 +170,7 @@ def _run_epoch(model: PatternCRF, task: _Task, state: Progress) -> Progress:
 
 
 def _gradient(
-    model: PatternCRF, task: _Task, chains: Chains, rows: NDArray[np.intp]
+    model: PatternCRF, task: Task, chains: Chains, rows: NDArray[np.intp]
 ) -> tuple[Parameters, float]:
     """dL / dgamma of the mean over some images, and the mean loss of the samples."""
     inputs, truth = task.inputs.take(rows), task.masks[rows].reshape(len(rows), -1)
@@ -192,7 +181,7 @@ def _gradient(
     samples = chains.advance(model, inputs, rows=rows, threads=task.threads)
     image = np.repeat(np.arange(len(rows)), n_chains)
     flat = samples.reshape(len(image), -1)
-    losses = task.loss(flat, truth[image]).reshape(len(rows), n_chains)
+    losses = as_losses(task.loss(flat, truth[image]), len(image)).reshape(len(rows), n_chains)
     if contrasts:
         scale = np.full(len(image), 1.0 / len(image))
     else:
@@ -206,7 +195,7 @@ def _gradient(
 
 def _adam(
     parameters: Parameters, gradient: Parameters, mean: Parameters, square: Parameters, step: int,
-    task: _Task,
+    task: Task,
 ) -> tuple[Parameters, Parameters, Parameters]:
     """One step of Adam (Kingma and Ba 2015), with weight decay apart from the gradient."""
     moved, mean, square = dict(parameters), dict(mean), dict(square)
@@ -225,86 +214,12 @@ def _adam(
     return moved, mean, square
 
 
-def _score(model: PatternCRF, task: _Task) -> float:
+def _score(model: PatternCRF, task: Task) -> float:
     """Mean IoU of the MAP labels on the validation set."""
     assert task.validation is not None
     inputs, masks = task.validation
     labels = infer(model, inputs, threads=task.threads).labels
     return float(mask_scores(labels, masks).mean())
-
-
-def _checked(
-    model: PatternCRF, inputs: PatternInputs, masks: Any, validation: Any, loss: str | Loss,
-    objective: str, names: tuple[str, ...], n_chains: int, batch_size: int, learning_rate: float,
-    weight_decay: float, seed: int, threads: int | None,
-) -> _Task:
-    check_samplable(model, inputs)
-    if model.patterns is not None and model.patterns.temperature != 1.0:
-        raise InputError(
-            f"temperature must be 1 for learning, got {model.patterns.temperature}; samples of "
-            "other temperatures do not come from the model. Use model.at_temperature(1.0)."
-        )
-    for name in names:
-        as_choice(name, "learn", GROUPS)
-    present = parameters_of(model)
-    least = 2 if as_choice(objective, "objective", OBJECTIVES) == "expected_loss" else 1
-    rate = as_scalar(learning_rate, "learning_rate")
-    decay = as_scalar(weight_decay, "weight_decay")
-    if rate <= 0 or decay < 0:
-        raise InputError(
-            f"learning_rate must be positive and weight_decay not negative, got {rate:g} and "
-            f"{decay:g}; 0.001 and 0 are a start."
-        )
-    return _Task(
-        inputs, _as_truth(masks, inputs, "masks"), _as_validation(validation, model),
-        as_loss(loss), objective, tuple(n for n in GROUPS if n in names and n in present),
-        as_count(n_chains, "n_chains", least), as_count(batch_size, "batch_size"), rate, decay,
-        as_count(seed, "seed", 0), threads,
-    )
-
-
-def _as_validation(
-    validation: Any, model: PatternCRF
-) -> tuple[PatternInputs, NDArray[np.uint8]] | None:
-    if validation is None:
-        return None
-    if not isinstance(validation, tuple) or len(validation) != 2:
-        raise InputError(
-            f"validation must be a pair (inputs, masks), got {type(validation).__name__}; "
-            "pass the inputs of other images with their masks."
-        )
-    model.check_inputs(validation[0])
-    return validation[0], _as_truth(validation[1], validation[0], "validation masks")
-
-
-def _as_truth(masks: Any, inputs: PatternInputs, name: str) -> NDArray[np.uint8]:
-    height, width = inputs.grid
-    truth = as_masks(masks, height * width, name)
-    if len(truth) != len(inputs):
-        raise InputError(
-            f"{name} must be one an image ({len(inputs)}), got {len(truth)}; match them."
-        )
-    return truth.astype(np.uint8).reshape(-1, height, width)
-
-
-def _purpose(model: PatternCRF, task: _Task) -> dict[str, Any]:
-    """What a checkpoint belongs to: settings, and a digest of model and data."""
-    digest = hashlib.sha256()
-    for name, value in sorted(parameters_of(model).items()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    for inputs, masks in ((task.inputs, task.masks), task.validation or (None, None)):
-        if inputs is None:
-            continue
-        for part in (inputs.costs, inputs.pairwise, inputs.features, masks):
-            digest.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
-            digest.update(b";")
-    return {
-        "data": digest.hexdigest(), "objective": task.objective, "groups": list(task.groups),
-        "loss": getattr(task.loss, "__name__", "loss"), "n_chains": task.n_chains,
-        "batch_size": task.batch_size, "learning_rate": task.learning_rate,
-        "weight_decay": task.weight_decay, "seed": task.seed,
-    }
 
 
 def _progress_bar(total: int, done: int) -> Any:
