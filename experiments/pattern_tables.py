@@ -267,16 +267,19 @@ def _introduction() -> str:
         f"RBMs have {N_HIDDEN} hidden units (512 at 64 x 64), `min` has {N_CLUSTERS} clusters, "
         f"`jconv` has {N_WINDOWS} windows of {WINDOW} x {WINDOW} at every {WINDOW_STRIDE}th pixel, "
         f"learned by {CD_EPOCHS} epochs of contrastive divergence and then by expected loss. `CD` "
-        "is conditional contrastive divergence in place of the expected loss."
+        "is conditional contrastive divergence in place of the expected loss. What `pretrain` does by "
+        "default was chosen on the validation images of the horses."
     )
 
 
 def _table(name: str, studies: list[dict[str, Any]]) -> str:
-    paper = PAPER[STUDIES[name].source]
+    setting = STUDIES[name]
+    paper = PAPER[setting.source] if setting.side == 32 else {}
 
     def cell(row: str, key: str) -> str:
         values = [study[row][key] for study in studies]
-        return f"{np.mean(values):.1f} ± {np.std(values, ddof=1) if len(values) > 1 else 0:.1f}"
+        spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+        return f"{np.mean(values):.1f}{spread}"
 
     rows = [
         [
