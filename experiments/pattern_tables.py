@@ -267,8 +267,8 @@ def _introduction() -> str:
         f"RBMs have {N_HIDDEN} hidden units (512 at 64 x 64), `min` has {N_CLUSTERS} clusters, "
         f"`jconv` has {N_WINDOWS} windows of {WINDOW} x {WINDOW} at every {WINDOW_STRIDE}th pixel, "
         f"learned by {CD_EPOCHS} epochs of contrastive divergence and then by expected loss. `CD` "
-        "is conditional contrastive divergence in place of the expected loss. What `pretrain` does by "
-        "default was chosen on the validation images of the horses."
+        "is conditional contrastive divergence in place of the expected loss. What `pretrain` does "
+        "by default was chosen on the validation images of the horses."
     )
 
 
