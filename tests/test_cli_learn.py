@@ -187,6 +187,7 @@ def wait_at_the_last(self, *arguments):
     return evaluate(self, *arguments)
 
 Objective.__call__ = wait_at_the_last
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -212,7 +213,7 @@ def test_ctrl_c_says_what_is_left(small_dataset, evaluation, existing, expected)
     ) as process:
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate()
+        _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert error == expected
     if evaluation > 1:
