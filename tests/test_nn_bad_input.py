@@ -295,7 +295,15 @@ def test_probabilities_where_logits_belong():
     crf_nn.LogLikelihood()(torch.zeros_like(logits), labels)
 
 
+@pytest.fixture
+def forgetful_compiler():
+    """Forgets where graphs broke, which would break those of later tests."""
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
+@pytest.mark.usefixtures("forgetful_compiler")
 def test_bad_input_inside_compiled_graphs():
     """Without `fullgraph` the sentence comes out as it is; with it the compiler quotes it."""
     logits, image, labels = some_batch()
