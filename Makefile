@@ -38,6 +38,7 @@ bench: install
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/graphcut.py
 	$(BIN)/python benchmarks/patterns.py
+	$(BIN)/python benchmarks/chains.py
 
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, driven by the Python tests.
 sanitize: install
@@ -48,7 +49,8 @@ sanitize: install
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	CRFIELD_RANDOM_MODELS=60 CRFIELD_EXAMPLES=10 $(BIN)/python -m pytest -p no:cacheprovider \
 	    tests/test_filters.py tests/test_meanfield.py tests/test_native.py tests/test_plan.py \
-	    tests/test_graphcut*.py tests/test_patterns_sampling.py tests/test_bad_input*.py
+	    tests/test_graphcut*.py tests/test_patterns_sampling.py tests/test_bad_input*.py \
+	    tests/test_chains.py tests/test_chains_input.py
 
 # Random and hostile input to the public entry points; other seeds are other cases.
 fuzz: install

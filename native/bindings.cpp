@@ -283,4 +283,6 @@ NB_MODULE(_native, m) {
   bind_plans(m);
   bind_graphcuts(m);
   bind_gibbs(m);
+  bind_chains(m);
+  bind_rays(m);
 }

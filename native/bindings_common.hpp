@@ -29,8 +29,10 @@ template <class T> const T* data_or_null(const Scale<T>& scale, std::size_t n) {
   return scale->data();
 }
 
+void bind_chains(nb::module_& m);
 void bind_gibbs(nb::module_& m);
 void bind_plans(nb::module_& m);
 void bind_graphcuts(nb::module_& m);
+void bind_rays(nb::module_& m);
 
 }  // namespace crfield

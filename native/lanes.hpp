@@ -1,7 +1,7 @@
 // Short fixed-width vectors for the hot loops, on the compiler's vector extension.
 //
-// Included only by kernels.cpp, inside its per-target namespace: nothing here may be shared between
-// translation units that are compiled for different instruction sets.
+// Included only by kernels.cpp and chain_kernels.cpp, inside their per-target namespaces: nothing here
+// may be shared between translation units that are compiled for different instruction sets.
 #pragma once
 
 template <class T> struct IntegerOf;
@@ -130,7 +130,8 @@ template <class V> inline V exp_nonpositive(V x) {
   constexpr T rounder = single ? T(12582912.0) : T(6755399441055744.0);  // 1.5 * 2^(mantissa bits)
   // Lanes below the clamp come out as the smallest normal number: zero them afterwards.
   const V clamped = larger(x, V{} + lowest);
-  const V n = (clamped * T(1.4426950408889634) + rounder) - rounder;
+  const V rounded = clamped * T(1.4426950408889634) + rounder;  // its low bits are the whole part
+  const V n = rounded - rounder;
   const V r = (clamped - n * (single ? T(0.693359375) : T(6.93147180369123816490e-01))) -
               n * (single ? T(-2.12194440e-4) : T(1.90821492927058770002e-10));
   V p;
@@ -158,7 +159,8 @@ template <class V> inline V exp_nonpositive(V x) {
     p = p * r + T(1);
     p = p * r + T(1);
   }
-  const I exponent = __builtin_convertvector(n, I);
+  I exponent;
+  std::memcpy(&exponent, &rounded, sizeof(V));
   const I bits = single ? (exponent + 127) << 23 : (exponent + 1023) << 52;
   V power;
   std::memcpy(&power, &bits, sizeof(V));

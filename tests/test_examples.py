@@ -53,3 +53,14 @@ def test_exact_beside_lattice(tmp_path):
     assert figures["mean_difference"] < figures["max_difference"] <= 1
     assert 0 <= figures["differing_labels"] < 0.05
     assert all(math.isfinite(s) and s > 0 for s in figures["seconds"].values())
+
+
+def test_reconstruct_voxels(tmp_path):
+    printed, figures = run_example("reconstruct_voxels", tmp_path / "new")
+    assert "belief propagation" in printed
+    fusion, propagation = (
+        [level[method]["mean"] for level in figures["levels"]]
+        for method in ("independent fusion", "belief propagation")
+    )
+    assert all(0 < value <= 100 for value in fusion + propagation)
+    assert propagation[-1] > fusion[-1] + 5

@@ -97,3 +97,49 @@ def sweep_grids(
     labels: Array, log_odds: Array, weights: Array, image: Array, stream: Array, seed: int,
     sweep: int, threads: int,
 ) -> None: ...
+
+LARGEST_LOG_ODDS: float
+
+def count_crossings(
+    shape: tuple[int, ...], origin: tuple[float, ...], spacing: tuple[float, ...], origins: Array,
+    directions: Array, counts: Array, threads: int,
+) -> None: ...
+def list_crossings(
+    shape: tuple[int, ...], origin: tuple[float, ...], spacing: tuple[float, ...], origins: Array,
+    directions: Array, offsets: Array, voxels: Array, entries: Array | None, exits: Array | None,
+    threads: int,
+) -> None: ...
+def count_rays(offsets: Array, voxels: Array, last_ray: Array, degrees: Array) -> int: ...
+def update_rays(
+    offsets: Array, voxels: Array, scores: Array, empty_scores: Array, beliefs: Array, sums: Array,
+    bits: int, messages: Array, damping: float, max_product: bool, threads: int,
+) -> float: ...
+def depth_posteriors(
+    offsets: Array, voxels: Array, scores: Array, empty_scores: Array, beliefs: Array, bits: int,
+    messages: Array, max_product: bool, depths: Array, empty: Array, threads: int,
+) -> None: ...
+def fuse_depths(
+    offsets: Array, voxels: Array, scores: Array, empty_scores: Array, prior: Array, sums: Array,
+    bits: int, threads: int,
+) -> None: ...
+def ray_messages(
+    incoming: Array, scores: Array, empty_score: float, max_product: bool, outgoing: Array
+) -> None: ...
+
+def sum_chains(
+    costs: Array, offsets: Array, transitions: Array, per_edge: bool, temperature: float,
+    log_partition: Array, marginals: Array, counts: Array, edge_marginals: Array | None,
+    threads: int,
+) -> None: ...
+def sample_chains(
+    costs: Array, offsets: Array, transitions: Array, per_edge: bool, temperature: float, seed: int,
+    labels: Array, threads: int,
+) -> None: ...
+def best_chains(
+    costs: Array, offsets: Array, transitions: Array, per_edge: bool, labels: Array,
+    energies: Array, threads: int,
+) -> None: ...
+def k_best_chains(
+    costs: Array, offsets: Array, transitions: Array, per_edge: bool, labels: Array,
+    energies: Array, threads: int,
+) -> None: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._estimator import Estimator, NotFittedError
 from crfield._validate import (
     FloatArray,
     InputError,
@@ -33,18 +33,12 @@ from crfield.metrics import as_label_map, confusion_matrix, mean_iou
 from crfield.refinement import potts_model
 from crfield.unary import unary_from_probabilities
 
+__all__ = ["INPUTS", "DenseCRFClassifier", "NotFittedError", "TrainingImage"]
+
 INPUTS = ("probabilities", "costs")
 
 Image = tuple[NDArray[Any] | None, FloatArray]
 Labels = NDArray[np.integer[Any]]
-
-
-class NotFittedError(InputError, AttributeError):
-    """Raised by a prediction before `fit`.
-
-    It has the bases of scikit-learn's error of this name, ValueError and AttributeError, and is the
-    same class whether scikit-learn is installed or not.
-    """
 
 
 class TrainingImage(NamedTuple):
@@ -56,7 +50,7 @@ class TrainingImage(NamedTuple):
 
 
 @dataclass(eq=False, kw_only=True)
-class DenseCRFClassifier:
+class DenseCRFClassifier(Estimator):
     """Labels every pixel of an image from a classifier's output, with learned parameters.
 
     A sample is an image: X is a list of pairs (image, unary) and y a list of label maps, whose
@@ -161,17 +155,17 @@ class DenseCRFClassifier:
 
     def predict(self, X: Any) -> list[NDArray[np.int64]]:
         """The most probable label of each pixel, a list of (*grid)."""
-        self._check_fitted()
+        self._check_fitted("model_")
         return list(self._labels(self._check_images(X)))
 
     def predict_proba(self, X: Any) -> list[FloatArray]:
         """The marginals of each pixel's labels, a list of (*grid, L)."""
-        self._check_fitted()
+        self._check_fitted("model_")
         return list(self._marginals(self._check_images(X)))
 
     def score(self, X: Any, y: Any) -> float:
         """Mean intersection over union of the labels, counted over all images together."""
-        self._check_fitted()
+        self._check_fitted("model_")
         images = self._check_images(X)
         truths = _check_truth(y, images)
         confusion = sum(
@@ -179,32 +173,6 @@ class DenseCRFClassifier:
             for truth, labels in zip(truths, self._labels(images), strict=True)
         )
         return mean_iou(confusion)
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The constructor's arguments; `deep` changes nothing, as none of them is an estimator."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-
-    def set_params(self, **params: Any) -> DenseCRFClassifier:
-        """Change constructor arguments; they take effect with the next `fit`."""
-        known = self.get_params()
-        for name, value in params.items():
-            as_choice(name, "a parameter", known)
-            setattr(self, name, value)
-        return self
-
-    def __sklearn_tags__(self) -> Any:
-        """What scikit-learn asks of an estimator.
-
-        The type is left open: from a "classifier" scikit-learn expects one class a sample, and it
-        would look into y to stratify the images by it.
-        """
-        from sklearn.utils import InputTags, Tags, TargetTags
-
-        return Tags(
-            estimator_type=None,
-            target_tags=TargetTags(required=True, one_d_labels=False, two_d_labels=False),
-            input_tags=InputTags(two_d_array=False),
-        )
 
     def _start(self, n_labels: int) -> DenseCRF:
         """The model that the arguments describe."""
@@ -254,12 +222,6 @@ class DenseCRFClassifier:
                 f"unary must have shape (*grid, L), got {costs.shape}; put the labels last."
             )
         return observe(costs.shape[:-1], image).image, costs
-
-    def _check_fitted(self) -> None:
-        if not hasattr(self, "model_"):
-            raise NotFittedError(
-                "prediction needs a fitted model, got an estimator before fit; call fit(X, y)."
-            )
 
     def _marginals(self, images: Sequence[Image]) -> Iterator[FloatArray]:
         how = self.inference_

@@ -1,4 +1,4 @@
-"""A differentiable dense CRF layer for PyTorch, on CPU and GPU."""
+"""Differentiable CRFs for PyTorch: a dense layer on CPU and GPU, and rays through voxels."""
 
 try:
     import torch  # noqa: F401
@@ -18,6 +18,7 @@ from crfield.nn.losses import (
     PairwiseEnergy,
     RobustLogLikelihood,
 )
+from crfield.nn.rays import RayBeliefs, expected_depth_error, pad_rays, propagate_rays
 
 __all__ = [
     "DenseCRF",
@@ -25,5 +26,9 @@ __all__ = [
     "IntersectionOverUnion",
     "LogLikelihood",
     "PairwiseEnergy",
+    "RayBeliefs",
     "RobustLogLikelihood",
+    "expected_depth_error",
+    "pad_rays",
+    "propagate_rays",
 ]

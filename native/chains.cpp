@@ -1,0 +1,303 @@
+#include "chains.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "chain_blocks.hpp"
+#include "cpu.hpp"
+#include "uniform.hpp"
+
+namespace crfield {
+
+#define CRFIELD_DECLARE(isa)               \
+  namespace isa {                          \
+  extern const ChainKernels chain_kernels; \
+  }
+CRFIELD_DECLARE(baseline)
+#ifdef CRFIELD_X86_DISPATCH
+CRFIELD_DECLARE(avx2)
+CRFIELD_DECLARE(avx512)
+#endif
+#undef CRFIELD_DECLARE
+
+const ChainKernels& chain_kernels() {
+#ifdef CRFIELD_X86_DISPATCH
+  if (!std::strcmp(isa_name(), "avx512")) return avx512::chain_kernels;
+  if (!std::strcmp(isa_name(), "avx2")) return avx2::chain_kernels;
+#endif
+  return baseline::chain_kernels;
+}
+
+namespace {
+
+// Weights below 1e-307 are dropped where they arise. What is lost at a node is at most n times that,
+// times beta there, and the same goes for beta itself: nothing that counts, within these bounds.
+constexpr double least_scale = 1e-90, largest_beta = 1e200;
+
+// The product of many numbers as a sum of few logarithms.
+class LogProduct {
+ public:
+  void multiply(double x) {
+    product_ *= x;
+    if (product_ < 1e-200 || product_ > 1e200) {
+      log_ += std::log(product_);
+      product_ = 1;
+    }
+  }
+  double log() const { return log_ + std::log(product_); }
+
+ private:
+  double product_ = 1, log_ = 0;
+};
+
+// Forward-backward on one chain after the other. alpha_t(x) is proportional to the weight of all
+// beginnings that end in x at t, beta_t(x) to that of all ends that begin there; `pull_t` is the weight
+// of node t's costs times beta_t. Where weights leave the range of numbers, all are logarithms.
+template <class T> class Passes {
+ public:
+  Passes(const Chains<T>& chains, double temperature)
+      : chains_(chains), factor_(1 / temperature), weights_of_(chains, factor_, true),
+        costs_of_(chains, factor_, false) {}
+
+  // log Z
+  double run(std::size_t chain) {
+    node_ = chains_.first_node(chain);
+    edge_ = chains_.first_edge(chain);
+    length_ = chains_.length(chain);
+    const std::size_t size = length_ * stride();
+    if (alpha_.size() < size)
+      for (auto* rows : {&alpha_, &pull_, &weights_, &q_}) rows->resize(size);
+    if (scale_.size() < length_) {
+      scale_.resize(length_);
+      least_.resize(length_);
+    }
+    is_linear_ = forward() && backward();
+    if (is_linear_) return log_partition_;
+    log_forward();
+    log_backward();
+    return log_partition_;
+  }
+
+  void marginals(T* out) const {
+    for (std::size_t t = 0; t < length_; ++t) {
+      const double* q = q_.data() + t * stride();
+      double sum = 0;
+      for (int k = 0; k < n(); ++k) sum += q[k];
+      for (int k = 0; k < n(); ++k) out[t * n() + k] = static_cast<T>(q[k] / sum);
+    }
+  }
+
+  void edge_marginals(T* out) {
+    std::vector<double> pair(chains_.table_size());
+    for (std::size_t t = 0; t + 1 < length_; ++t, out += pair.size()) {
+      const double sum = pair_weights(t, pair.data());
+      for (std::size_t k = 0; k < pair.size(); ++k) out[k] = static_cast<T>(pair[k] / sum);
+    }
+  }
+
+  // Adds up pairwise marginals, (n, stride); those that lack the table which all edges share apart.
+  void add_counts(double* whole, double* without_table) {
+    if (is_linear_ && !chains_.per_edge)
+      return chain_kernels().add_products(alpha_.data(), pull_.data() + stride(), length_ - 1, n(),
+                                          without_table);
+    std::vector<double> pair(chains_.table_size());
+    for (std::size_t t = 0; t + 1 < length_; ++t) {
+      const double sum = pair_weights(t, pair.data());
+      for (int a = 0; a < n(); ++a)
+        for (int b = 0; b < n(); ++b)
+          whole[a * stride() + b] += pair[static_cast<std::size_t>(a) * n() + b] / sum;
+    }
+  }
+
+  void sample(Uniform random, std::int32_t* labels) {
+    std::vector<double> weight(static_cast<std::size_t>(n()));
+    for (std::size_t t = length_; t-- > 0;) {
+      const double* alpha = alpha_.data() + t * stride();
+      const double* column = nullptr;
+      if (t + 1 < length_)
+        column = tables().with_columns(edge_ + t).columns.data() + labels[t + 1] * stride();
+      for (int k = 0; k < n(); ++k)
+        weight[k] = is_linear_ ? alpha[k] * (column ? column[k] : 1)
+                               : alpha[k] - (column ? column[k] : 0);
+      if (!is_linear_) exponentiate(weight.data(), weight.size());
+      double sum = 0;
+      for (double& w : weight) w = sum += w;
+      const double at = random.next<double>() * sum;
+      labels[t] = static_cast<std::int32_t>(
+          std::upper_bound(weight.begin(), weight.end() - 1, at) - weight.begin());
+      // Rounding up may lead past the last label that has any weight.
+      while (labels[t] > 0 && weight[labels[t]] == weight[labels[t] - 1]) --labels[t];
+    }
+  }
+
+ private:
+  int n() const { return chains_.n_states; }
+  std::size_t stride() const { return static_cast<std::size_t>(padded_states(n())); }
+  const T* costs(std::size_t t) const { return chains_.costs + (node_ + t) * n(); }
+  ChainTables<T>& tables() { return is_linear_ ? weights_of_ : costs_of_; }
+
+  bool forward() {
+    const ChainKernels& kernels = chain_kernels();
+    kernels.weigh(costs(0), factor_, length_, n(), false, weights_.data(), least_.data());
+    LogProduct product;
+    double constant = 0;
+    for (std::size_t t = 0; t < length_; ++t) {
+      const ChainTable* table = t ? &weights_of_.with_rows(edge_ + t - 1) : nullptr;
+      double* row = alpha_.data() + t * stride();
+      const double scale =
+          kernels.forward(t ? row - stride() : nullptr, table ? table->rows.data() : nullptr,
+                          weights_.data() + t * stride(), n(), row);
+      if (!(scale >= least_scale)) return false;
+      product.multiply(scale_[t] = scale);
+      constant += least_[t] + (table ? table->least : 0);
+    }
+    log_partition_ = product.log() - constant;
+    return true;
+  }
+
+  bool backward() {
+    for (std::size_t t = length_; t-- > 0;) {
+      const bool last = t + 1 == length_;
+      const std::size_t at = t * stride();
+      const double most = chain_kernels().backward(
+          last ? nullptr : pull_.data() + at + stride(),
+          last ? nullptr : weights_of_.with_columns(edge_ + t).columns.data(), alpha_.data() + at,
+          weights_.data() + at, scale_[t], n(), q_.data() + at, pull_.data() + at);
+      if (!(most <= largest_beta)) return false;
+    }
+    return true;
+  }
+
+  void log_forward() {
+    log_partition_ = 0;
+    for (std::size_t t = 0; t < length_; ++t) {
+      double* row = alpha_.data() + t * stride();
+      if (t)
+        chain_kernels().log_sum(row - stride(), costs_of_.with_rows(edge_ + t - 1).rows.data(), n(),
+                                row);
+      const T* cost = costs(t);
+      for (int k = 0; k < n(); ++k)
+        row[k] = (t ? row[k] : 0) - factor_ * static_cast<double>(cost[k]);
+      log_partition_ += lower(row);
+    }
+    const double* row = alpha_.data() + (length_ - 1) * stride();
+    double sum = 0;
+    for (int k = 0; k < n(); ++k) sum += std::exp(row[k]);
+    log_partition_ += std::log(sum);
+  }
+
+  void log_backward() {
+    for (std::size_t t = length_; t-- > 0;) {
+      const std::size_t at = t * stride();
+      double *pull = pull_.data() + at, *q = q_.data() + at;
+      if (t + 1 < length_)
+        chain_kernels().log_sum(pull + stride(), costs_of_.with_columns(edge_ + t).columns.data(),
+                                n(), pull);
+      else std::fill_n(pull, n(), 0.0);
+      const T* cost = costs(t);
+      for (int k = 0; k < n(); ++k) {
+        q[k] = alpha_[at + k] + pull[k];
+        pull[k] -= factor_ * static_cast<double>(cost[k]);
+      }
+      lower(pull);
+      exponentiate(q, static_cast<std::size_t>(n()));
+    }
+  }
+
+  // P(x_t = a, x_{t+1} = b) times the returned number.
+  double pair_weights(std::size_t t, double* out) {
+    const double* alpha = alpha_.data() + t * stride();
+    const double* pull = pull_.data() + (t + 1) * stride();
+    const double* table = tables().with_rows(edge_ + t).rows.data();
+    double* entry = out;
+    for (int a = 0; a < n(); ++a)
+      for (int b = 0; b < n(); ++b, ++entry) {
+        const double between = table[a * stride() + b];
+        *entry = is_linear_ ? alpha[a] * between * pull[b] : alpha[a] - between + pull[b];
+      }
+    if (!is_linear_) exponentiate(out, chains_.table_size());
+    double sum = 0;
+    for (std::size_t k = 0; k < chains_.table_size(); ++k) sum += out[k];
+    return sum;
+  }
+
+  // Subtracts the largest entry of a row and returns it.
+  double lower(double* row) const {
+    const double most = *std::max_element(row, row + n());
+    for (int k = 0; k < n(); ++k) row[k] -= most;
+    return most;
+  }
+
+  static void exponentiate(double* x, std::size_t size) {
+    const double most = *std::max_element(x, x + size);
+    for (std::size_t k = 0; k < size; ++k) x[k] = std::exp(x[k] - most);
+  }
+
+  const Chains<T>& chains_;
+  double factor_;
+  ChainTables<T> weights_of_, costs_of_;
+  std::size_t node_ = 0, edge_ = 0, length_ = 0;
+  std::vector<double> alpha_, pull_, weights_, q_;  // (length, stride)
+  std::vector<double> scale_, least_;               // (length,)
+  double log_partition_ = 0;
+  bool is_linear_ = true;
+};
+
+}  // namespace
+
+template <class T>
+void sum_chains(const Chains<T>& chains, double temperature, int threads, const ChainSums<T>& out) {
+  const auto n = static_cast<std::size_t>(chains.n_states);
+  const auto stride = static_cast<std::size_t>(padded_states(chains.n_states));
+  const std::size_t size = n * stride, room = std::size_t{1} << 22;
+  const auto bounds = chain_blocks(chains, std::clamp<std::size_t>(room / size, 1, 64));
+  const std::size_t n_blocks = bounds.size() - 1;
+  // Of each block, with the table of transitions multiplied in and without.
+  std::vector<double> counts(out.counts ? 2 * n_blocks * size : 0);
+  for_chains(
+      bounds, threads, [&] { return Passes<T>(chains, temperature); },
+      [&](Passes<T>& passes, std::size_t block, std::size_t chain) {
+        const double log_partition = passes.run(chain);
+        if (out.log_partition) out.log_partition[chain] = log_partition;
+        if (out.marginals) passes.marginals(out.marginals + chains.first_node(chain) * n);
+        if (out.edge_marginals)
+          passes.edge_marginals(out.edge_marginals + chains.first_edge(chain) * n * n);
+        if (out.counts) {
+          double* both = counts.data() + 2 * block * size;
+          passes.add_counts(both, both + size);
+        }
+      });
+  if (!out.counts) return;
+  std::fill_n(out.counts, n * n, 0.0);
+  ChainTable weights;
+  if (!chains.per_edge) weights.set(chains.transitions, 1 / temperature, chains.n_states, true);
+  for (std::size_t block = 0; block < n_blocks; ++block)
+    for (std::size_t a = 0; a < n; ++a)
+      for (std::size_t b = 0; b < n; ++b) {
+        const double* both = counts.data() + 2 * block * size + a * stride + b;
+        out.counts[a * n + b] += both[0];
+        if (!chains.per_edge) out.counts[a * n + b] += weights.rows[a * stride + b] * both[size];
+      }
+}
+
+template <class T>
+void sample_chains(const Chains<T>& chains, double temperature, std::uint64_t seed,
+                   std::size_t n_samples, int threads, std::int32_t* labels) {
+  const std::size_t n_nodes = chains.first_node(chains.n_chains);
+  for_chains(
+      chain_blocks(chains, 64), threads, [&] { return Passes<T>(chains, temperature); },
+      [&](Passes<T>& passes, std::size_t, std::size_t chain) {
+        passes.run(chain);
+        for (std::size_t s = 0; s < n_samples; ++s)
+          passes.sample(Uniform(seed, s, chain), labels + s * n_nodes + chains.first_node(chain));
+      });
+}
+
+template void sum_chains(const Chains<float>&, double, int, const ChainSums<float>&);
+template void sum_chains(const Chains<double>&, double, int, const ChainSums<double>&);
+template void sample_chains(const Chains<float>&, double, std::uint64_t, std::size_t, int,
+                            std::int32_t*);
+template void sample_chains(const Chains<double>&, double, std::uint64_t, std::size_t, int,
+                            std::int32_t*);
+
+}  // namespace crfield

@@ -1,0 +1,192 @@
+"""A log-linear chain with the interface of a scikit-learn estimator, one sample a chain."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._estimator import Estimator
+from crfield._validate import InputError, as_choice, as_count, as_floats, as_positive, shown
+from crfield.graphs._chain_inputs import ChainBatch, Offsets, join_chains
+from crfield.graphs.chain_learning import ChainModel, TrainingChains, learn_chains
+from crfield.graphs.chain_training import learn_piecewise, match_expectations
+from crfield.graphs.chains import Doubles, minimize_batch, sum_batch
+from crfield.learning.optimizers import OPTIMIZERS
+
+TRAININGS = ("joint", "piecewise")
+
+_DOUBLE = np.dtype(np.float64)
+
+
+@dataclass(eq=False, kw_only=True)
+class ChainCRF(Estimator):
+    """Labels every node of a chain from its features and from its neighbours' labels.
+
+    P(y | X) is proportional to exp(sum_t (X W + b)[t, y_t] + sum_t A[y_t, y_{t+1}]). A sample is a
+    chain: X is a list of arrays (T, F) and y a list of (T,), of any lengths.
+
+    Parameters
+    ----------
+    C : inverse strength of the ridge: C sum_chains -log P(y | X) + 1/2 (|W|^2 + |A|^2) is
+        minimised, as by scikit-learn's LogisticRegression.
+    optimizer : "lbfgs", "cg", or "adam" and "sgd" on mini-batches.
+    max_iter : iterations, or epochs of mini-batches.
+    tol : the largest difference of an expected and an observed feature, a chain, to stop at.
+    training : "joint" learns everything by maximum conditional likelihood; "piecewise" a
+        classifier of single nodes and a table of pairs, then one weight for each.
+    batch_size, step_size : chains in a mini-batch, and the length of a step, of "adam" and "sgd".
+    random_state : whole number, the order of mini-batches.
+    threads : native threads, by default as many as there are cores.
+
+    Attributes
+    ----------
+    classes_ : (L,) labels in the order of the columns of `predict_proba`.
+    coef_ : (L, F), W transposed; intercept_ : (L,), b.
+    transition_coef_ : (L, L), A: the score of each pair of successive classes.
+    n_features_in_, n_iter_ : number of features, and of iterations.
+    objective_ : the mean over chains of what is minimised, at the start and after each iteration.
+    expectations_ : observed against expected features, an `Expectations`.
+    part_weights_ : (v_1, v_2) of piecewise training, else None.
+
+    Examples
+    --------
+    >>> crf = ChainCRF(C=0.1).fit([features], [labels])  # doctest: +SKIP
+    """
+
+    C: float = 1.0
+    optimizer: str = "lbfgs"
+    max_iter: int = 200
+    tol: float = 1e-5
+    training: str = "joint"
+    batch_size: int = 16
+    step_size: float = 0.01
+    random_state: int = 0
+    threads: int | None = None
+
+    def fit(self, X: Any, y: Any) -> ChainCRF:
+        """Learn from features (T, F) and labels (T,) of each chain."""
+        as_choice(self.optimizer, "optimizer", OPTIMIZERS)
+        as_choice(self.training, "training", TRAININGS)
+        features, offsets = _join_features(X)
+        classes, labels = _number_classes(_join_labels(y, offsets))
+        data = TrainingChains(features, labels.astype(np.int32), offsets)
+        l2 = 1.0 / (float(_as_positive_number(self.C, "C")) * len(data))
+        settings: dict[str, Any] = {
+            "l2": l2, "optimizer": self.optimizer, "threads": self.threads,
+            "max_iter": as_count(self.max_iter, "max_iter"),
+            "tol": _as_positive_number(self.tol, "tol"),
+            "batch_size": as_count(self.batch_size, "batch_size"),
+            "step_size": _as_positive_number(self.step_size, "step_size"),
+            "seed": as_count(self.random_state, "random_state", 0),
+        }
+        if self.training == "piecewise":
+            model, course, parts = learn_piecewise(data, len(classes), **settings)
+        else:
+            start = ChainModel.zeros(features.shape[1], len(classes))
+            model, course = learn_chains(start, data, **settings)
+            parts = None
+        self.part_weights_: tuple[float, float] | None = parts
+        self.classes_ = classes
+        self.coef_, self.intercept_ = model.weights.T.copy(), model.bias
+        self.transition_coef_ = model.transitions
+        self.n_features_in_ = features.shape[1]
+        self.n_iter_, self.objective_ = course.n_iter, np.array(course.values)
+        self.expectations_ = match_expectations(model, data, l2, self.threads)
+        if self.optimizer in ("cg", "lbfgs") and not course.converged:
+            warnings.warn(
+                f"learning stopped after max_iter={self.max_iter} iterations before it converged; "
+                "raise max_iter, or lower C.",
+                stacklevel=2,
+            )
+        return self
+
+    def predict(self, X: Any) -> list[NDArray[Any]]:
+        """The most probable labels of each chain as a whole, a list of (T,)."""
+        batch = self._batch(X)
+        best = minimize_batch(batch, self.threads)
+        return best.split(self.classes_[best.labels])
+
+    def predict_proba(self, X: Any) -> list[Doubles]:
+        """The marginals of each node's labels, a list of (T, L)."""
+        batch = self._batch(X)
+        _, marginals, _ = sum_batch(batch, 1.0, None, self.threads)
+        return np.split(marginals, batch.offsets[1:-1])
+
+    def score(self, X: Any, y: Any) -> float:
+        """The share of nodes with the right label, counted over all chains together."""
+        batch = self._batch(X)
+        truth = _join_labels(y, batch.offsets)
+        best = minimize_batch(batch, self.threads)
+        return float((self.classes_[best.labels] == truth).mean())
+
+    def _batch(self, X: Any) -> ChainBatch:
+        self._check_fitted("coef_")
+        features, offsets = _join_features(X)
+        if features.shape[1] != self.n_features_in_:
+            raise InputError(
+                f"X must have {self.n_features_in_} features like the chains of fit, got "
+                f"{features.shape[1]}; compute the same features."
+            )
+        model = ChainModel(self.coef_.T, self.intercept_, self.transition_coef_)
+        return model.batch(features, offsets)
+
+
+def _join_features(X: Any) -> tuple[Doubles, Offsets]:
+    if isinstance(X, np.ndarray) and X.ndim == 2:
+        raise InputError(
+            f"X must be a list of arrays (T, F), got one array of shape {X.shape}; "
+            "put a single chain in a list."
+        )
+    rows, offsets = join_chains(X, None, "X", "F")
+    if rows.shape[1] == 0:
+        raise InputError("X must have at least one feature, got none; use a constant 1.")
+    return as_floats(rows, "X", _DOUBLE).astype(np.float64, copy=False), offsets
+
+
+def _join_labels(y: Any, offsets: Offsets) -> NDArray[Any]:
+    """The labels of all nodes, (N,)."""
+    n_chains = len(offsets) - 1
+    if not isinstance(y, Sequence | np.ndarray) or isinstance(y, str | bytes):
+        raise InputError(f"y must be a list of arrays (T,), got {shown(y)}; pass a list.")
+    if len(y) != n_chains:
+        raise InputError(
+            f"y must hold one array a chain, got {len(y)} for {n_chains} chains; "
+            "pass lists of one length."
+        )
+    parts = []
+    for c, (part, length) in enumerate(zip(y, np.diff(offsets), strict=True)):
+        # A word is as good a list of labels as any other.
+        labels = np.asarray(list(part) if isinstance(part, str) else part)
+        if labels.shape != (length,):
+            raise InputError(
+                f"y[{c}] must have shape ({length},) like the rows of X[{c}], got {labels.shape}; "
+                "give one label a node."
+            )
+        if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+            raise InputError(
+                f"y[{c}] must hold known labels, got NaN or infinity; leave such chains out."
+            )
+        parts.append(labels)
+    return np.concatenate(parts)
+
+
+def _number_classes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    try:
+        return np.unique(labels, return_inverse=True)
+    except TypeError:
+        raise InputError(
+            "y must hold labels of one kind, got some that cannot be compared; "
+            "use numbers or strings."
+        ) from None
+
+
+def _as_positive_number(value: Any, name: str) -> float:
+    number = as_positive(value, name)
+    if number.ndim:
+        raise InputError(f"{name} must be one number, got shape {number.shape}; pass one number.")
+    return float(number)

@@ -1,0 +1,105 @@
+"""Chains: what cannot be meant is refused in a sentence."""
+
+import numpy as np
+import pytest
+
+from crfield import _native
+from crfield.graphs import (
+    best_chains,
+    chain_energies,
+    chain_loss,
+    infer_chains,
+    k_best_chains,
+    sample_chains,
+)
+from refusal import refusal
+
+COSTS, TABLE = np.zeros((4, 3)), np.zeros((3, 3))
+
+
+@pytest.mark.parametrize(
+    ("costs", "table", "options", "message"),
+    [
+        (np.zeros(4), TABLE, {}, "shape (T, L)"),
+        ([np.zeros(3), np.zeros(3)], TABLE, {}, "costs[0] must have shape (T, L)"),
+        ([], TABLE, {}, "at least one chain"),
+        (np.zeros((0, 4, 3)), TABLE, {}, "at least one chain"),
+        ([COSTS, np.zeros((0, 3))], TABLE, {}, "costs[1] must have at least one node"),
+        (np.zeros((0, 3)), TABLE, {}, "at least one node"),
+        ([COSTS, np.zeros((2, 4))], TABLE, {}, "costs[1] must have as many columns"),
+        (np.zeros((4, 0)), np.zeros((0, 0)), {}, "states"),
+        (COSTS, np.zeros((4, 4)), {}, "transitions must have shape (3, 3)"),
+        (COSTS, np.zeros((4, 3, 3)), {}, "or (3, 3, 3)"),
+        (COSTS, np.zeros(9), {}, "transitions must have shape"),
+        (COSTS, TABLE, {"lengths": [2, 1]}, "add up to the 4 rows"),
+        (COSTS, TABLE, {"lengths": [4, 0]}, "at least 1"),
+        (COSTS, TABLE, {"lengths": [2.0, 2.0]}, "whole numbers"),
+        (COSTS, TABLE, {"lengths": []}, "lengths"),
+        (COSTS, TABLE, {"lengths": [2**63 - 1, 2**63 - 1, 6]}, "add up"),
+        (COSTS[None], TABLE, {"lengths": [4]}, "one after the other"),
+        (np.where(np.eye(4, 3), np.nan, 0), TABLE, {}, "costs must be finite, got nan at index"),
+        (COSTS, np.full((3, 3), np.inf), {}, "transitions must be finite"),
+        (np.full((4, 3), 1e31), TABLE, {}, "costs must not exceed"),
+        (COSTS.astype(complex), TABLE, {}, "real numbers"),
+        (COSTS, TABLE, {"threads": 0}, "threads"),
+    ],
+)
+def test_wrong_chains_are_refused_by_every_function(costs, table, options, message):
+    assert message in refusal(infer_chains, costs, table, **options)
+    assert message in refusal(best_chains, costs, table, **options)
+    assert message in refusal(k_best_chains, costs, table, 2, **options)
+    assert message in refusal(sample_chains, costs, table, **options)
+
+
+def test_wrong_settings_are_refused():
+    assert "temperature" in refusal(infer_chains, COSTS, TABLE, temperature=-1)
+    assert "best_chains" in refusal(sample_chains, COSTS, TABLE, temperature=0)
+    assert "temperature" in refusal(infer_chains, COSTS, TABLE, temperature="hot")
+    assert "k must be" in refusal(k_best_chains, COSTS, TABLE, 0)
+    assert "k must be" in refusal(k_best_chains, COSTS, TABLE, 2**40)
+    assert "n_samples" in refusal(sample_chains, COSTS, TABLE, n_samples=0)
+    assert "seed" in refusal(sample_chains, COSTS, TABLE, seed=-1)
+    assert "GiB" in refusal(sample_chains, COSTS, TABLE, n_samples=10**15)
+    assert "GiB" in refusal(k_best_chains, np.zeros((10**5, 2)), np.zeros((2, 2)), 10**9)
+
+
+def test_what_memory_cannot_hold_is_refused_before_work(monkeypatch):
+    costs, table = np.zeros((2, 1000), np.float32), np.zeros((1000, 1000), np.float32)
+    monkeypatch.setattr("crfield._validate.available_memory", lambda: 2e7)
+    for function in (infer_chains, best_chains, sample_chains):
+        assert "1000 states" in refusal(function, costs, table)
+
+
+@pytest.mark.parametrize("function", [chain_energies, chain_loss])
+def test_wrong_labels_are_refused(function):
+    assert "between 0 and 2, got 3 at index 1" in refusal(function, COSTS, TABLE, [0, 3, 0, 0])
+    assert "got -1" in refusal(function, COSTS, TABLE, np.array([0, 0, -1, 0]))
+    assert "shape (4,)" in refusal(function, COSTS, TABLE, [0, 0])
+    assert "whole numbers" in refusal(function, COSTS, TABLE, np.zeros(4))
+    assert "labels[0]" in refusal(function, COSTS, TABLE, [np.zeros((2, 2), int)])
+
+
+def test_the_core_checks_for_itself():
+    costs, table = COSTS, TABLE[None]
+    labels, energies = np.empty(4, np.int32), np.empty(1)
+    for offsets in ([0, 5], [1, 4], [0, 2, 2, 4], [0], [0, 6, 4]):
+        with pytest.raises(ValueError):
+            _native.best_chains(
+                costs, np.array(offsets), table, False, labels, np.empty(len(offsets) - 1), 1
+            )
+    with pytest.raises(ValueError):
+        _native.best_chains(costs, np.array([0, 4]), table, True, labels, energies, 1)
+    with pytest.raises(ValueError):
+        _native.best_chains(costs, np.array([0, 4]), table, False, labels[:3], energies, 1)
+
+
+def test_inputs_are_left_alone_and_may_be_read_only():
+    rng = np.random.default_rng(0)
+    costs, table = rng.standard_normal((6, 3)), rng.standard_normal((3, 3))
+    copies = costs.copy(), table.copy()
+    costs.flags.writeable = table.flags.writeable = False
+    infer_chains(costs, table, edge_marginals=True)
+    sample_chains(costs[::2], table.T)
+    chain_loss(costs, table, [0, 1, 2, 0, 1, 2])
+    np.testing.assert_array_equal(costs, copies[0])
+    np.testing.assert_array_equal(table, copies[1])

@@ -1,0 +1,221 @@
+"""Log-linear chains: exact gradients, the optimum's expectations, scikit-learn's conventions."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+
+from chain_reference import enumerate_chain
+from crfield.estimators import NotFittedError
+from crfield.graphs import ChainCRF, chain_loss
+from crfield.graphs.chain_learning import ChainModel, TrainingChains, learn_chains, likelihood
+from crfield.graphs.chain_training import learn_piecewise, match_expectations
+from refusal import refusal
+
+TRUE_TABLE = np.array([[1.5, 0.0, -2.0], [-1.0, 1.0, 0.5], [0.5, -1.5, 1.0]])
+
+
+def made_up_chains(rng, n_chains=40, n_features=4):
+    """Chains of three states, each drawn given its features and the state before."""
+    n_states = len(TRUE_TABLE)
+    weights = np.random.default_rng(0).standard_normal((n_features, n_states))
+    X, y = [], []
+    for length in rng.integers(1, 12, size=n_chains):
+        features = rng.standard_normal((length, n_features))
+        scores = features @ weights
+        states = [int(rng.choice(n_states, p=softmax(scores[0])))]
+        for row in scores[1:]:
+            states.append(int(rng.choice(n_states, p=softmax(row + TRUE_TABLE[states[-1]]))))
+        X.append(features)
+        y.append(np.array(states))
+    return X, y
+
+
+def softmax(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+def training_chains(X, y):
+    offsets = np.cumsum([0, *map(len, X)]).astype(np.int64)
+    return TrainingChains(np.concatenate(X), np.concatenate(y).astype(np.int32), offsets)
+
+
+def slopes(function, x, step=1e-5):
+    """Central differences of a function of an array."""
+    slope = np.empty_like(x)
+    for index in np.ndindex(x.shape):
+        ends = []
+        for sign in (1, -1):
+            moved = x.copy()
+            moved[index] += sign * step
+            ends.append(function(moved))
+        slope[index] = (ends[0] - ends[1]) / (2 * step)
+    return slope
+
+
+@pytest.mark.parametrize("per_edge", [False, True])
+def test_the_loss_is_enumerated_and_its_gradient_the_central_differences(per_edge):
+    rng = np.random.default_rng(1)
+    lengths = [4, 1, 3]
+    costs = rng.standard_normal((8, 3))
+    tables = rng.standard_normal((5, 3, 3) if per_edge else (3, 3))
+    labels = rng.integers(0, 3, size=8)
+    found = chain_loss(costs, tables, labels, lengths=lengths)
+    expected, node, edge = 0.0, 0, 0
+    for length in lengths:
+        part = tables[edge : edge + length - 1] if per_edge else tables
+        every = enumerate_chain(costs[node : node + length], part)
+        states = labels[node : node + length]
+        truth = (every.labels == states).all(1)
+        expected += every.energies[truth][0] + every.log_partition
+        node, edge = node + length, edge + length - 1
+    assert found.value == pytest.approx(expected, abs=1e-10)
+    by_costs = slopes(lambda c: chain_loss(c, tables, labels, lengths=lengths).value, costs)
+    by_tables = slopes(lambda t: chain_loss(costs, t, labels, lengths=lengths).value, tables)
+    np.testing.assert_allclose(found.by_costs, by_costs, atol=1e-6)
+    np.testing.assert_allclose(found.by_transitions, by_tables, atol=1e-6)
+
+
+def test_the_gradient_by_parameters_is_that_of_central_differences():
+    rng = np.random.default_rng(2)
+    data = training_chains(*made_up_chains(rng, n_chains=6))
+    start = ChainModel.zeros(4, 3)
+    x = rng.standard_normal(start.to_vector().shape)
+    _, gradient = likelihood(start.from_vector(x), data, 0.3)
+    differences = slopes(lambda v: likelihood(start.from_vector(v), data, 0.3)[0], x)
+    np.testing.assert_allclose(gradient.to_vector(), differences, atol=1e-6)
+
+
+def test_chains_that_are_taken_are_those_chains():
+    X, y = made_up_chains(np.random.default_rng(3), n_chains=5)
+    some = training_chains(X, y).take([3, 0, 3])
+    np.testing.assert_array_equal(some.features, np.concatenate([X[3], X[0], X[3]]))
+    np.testing.assert_array_equal(some.labels, np.concatenate([y[3], y[0], y[3]]))
+    np.testing.assert_array_equal(np.diff(some.offsets), [len(X[3]), len(X[0]), len(X[3])])
+
+
+def test_at_the_optimum_the_model_expects_what_is_observed():
+    data = training_chains(*made_up_chains(np.random.default_rng(4), n_chains=100))
+    model, course = learn_chains(ChainModel.zeros(4, 3), data, l2=0.01)
+    found = match_expectations(model, data, 0.01)
+    assert found.largest_gap < 1e-3
+    assert match_expectations(ChainModel.zeros(4, 3), data, 0.01).largest_gap > 0.1
+    np.testing.assert_allclose(found.observed.bias, np.bincount(data.labels), atol=1e-12)
+    np.testing.assert_allclose(found.expected.bias, np.bincount(data.labels), atol=0.1)
+    assert found.observed.transitions.sum() == pytest.approx(found.expected.transitions.sum())
+    assert course.values[-1] < course.values[0]
+
+
+@pytest.mark.parametrize(("optimizer", "slack"), [("cg", 1e-3), ("adam", 2e-2), ("sgd", 2e-2)])
+def test_every_optimiser_comes_to_the_same_model(optimizer, slack):
+    X, y = made_up_chains(np.random.default_rng(5), n_chains=60)
+    best = ChainCRF(C=0.5).fit(X, y)
+    other = ChainCRF(C=0.5, optimizer=optimizer, max_iter=100, step_size=0.02).fit(X, y)
+    assert best.objective_[-1] < other.objective_[-1] + 1e-5
+    assert other.objective_[-1] < best.objective_[-1] + slack
+    again = ChainCRF(C=0.5, optimizer=optimizer, max_iter=100, step_size=0.02).fit(X, y)
+    np.testing.assert_array_equal(again.coef_, other.coef_)
+
+
+def test_neighbours_help_where_features_say_little():
+    rng = np.random.default_rng(6)
+    X, y = [], []
+    for length in rng.integers(1, 15, size=300):
+        jumps = rng.random(length) < 0.15
+        y.append(np.cumsum(rng.integers(0, 3, size=length) * jumps) % 3)
+        X.append(np.eye(3)[y[-1]] + rng.standard_normal((length, 3)))
+    nodes = [row[None] for part in X[:200] for row in part]
+    labels = [np.array([label]) for part in y[:200] for label in part]
+    alone = ChainCRF().fit(nodes, labels)
+    alone_score = alone.score(
+        [row[None] for part in X[200:] for row in part],
+        [np.array([label]) for part in y[200:] for label in part],
+    )
+    joint = ChainCRF().fit(X[:200], y[:200])
+    piecewise = ChainCRF(training="piecewise").fit(X[:200], y[:200])
+    assert joint.score(X[200:], y[200:]) > alone_score + 0.08
+    assert piecewise.score(X[200:], y[200:]) > alone_score + 0.06
+    assert joint.objective_[-1] > 0
+    assert all(weight > 0 for weight in piecewise.part_weights_)
+
+
+def test_the_weights_of_the_parts_are_optimal():
+    data = training_chains(*made_up_chains(np.random.default_rng(7), n_chains=50))
+    model, _, weights = learn_piecewise(data, 3, l2=1.0)
+    at = [
+        likelihood(
+            ChainModel(a * model.weights, a * model.bias, b * model.transitions), data, 0.0
+        )[0]
+        for a, b in ((1, 1), (1.05, 1), (0.95, 1), (1, 1.05), (1, 0.95))
+    ]
+    assert at[0] == min(at)
+    # A strong ridge makes the classifier of nodes timid; its weight makes up for it.
+    assert weights[0] > 1.2 * weights[1] > 0
+    pairs = np.ones((3, 3))
+    for begin, end in zip(data.offsets[:-1], data.offsets[1:], strict=True):
+        np.add.at(pairs, (data.labels[begin : end - 1], data.labels[begin + 1 : end]), 1)
+    pairs /= pairs.sum()
+    information = np.log(pairs / pairs.sum(1)[:, None] / pairs.sum(0))
+    np.testing.assert_allclose(model.transitions, weights[1] * information, atol=1e-12)
+
+
+def test_labels_of_any_kind_and_words():
+    rng = np.random.default_rng(8)
+    X, y = made_up_chains(rng)
+    names = np.array(["noun", "verb", "other"])
+    plain = ChainCRF().fit(X, y)
+    named = ChainCRF().fit(X, [names[part].tolist() for part in y])
+    assert named.classes_.tolist() == sorted(names)
+    assert named.score(X, [names[part] for part in y]) == pytest.approx(plain.score(X, y), abs=0.02)
+    words = ChainCRF().fit(X, ["".join("abc"[state] for state in part) for part in y])
+    for ours, theirs in zip(words.predict(X), plain.predict(X), strict=True):
+        assert ours.tolist() == ["abc"[state] for state in theirs]
+    for probabilities, features in zip(plain.predict_proba(X), X, strict=True):
+        assert probabilities.shape == (len(features), 3)
+        np.testing.assert_allclose(probabilities.sum(1), 1, atol=1e-12)
+    assert plain.coef_.shape == (3, 4)
+    assert plain.transition_coef_.shape == (3, 3)
+
+
+def test_one_class_only():
+    crf = ChainCRF().fit([np.ones((3, 2))], [[7, 7, 7]])
+    assert crf.predict([np.zeros((2, 2))])[0].tolist() == [7, 7]
+
+
+def test_scikit_learn_can_clone_and_search():
+    X, y = made_up_chains(np.random.default_rng(9))
+    crf = ChainCRF(C=0.3, training="piecewise")
+    assert clone(crf).get_params() == crf.get_params()
+    assert crf.set_params(C=2.0).C == 2.0
+    search = GridSearchCV(ChainCRF(), {"C": [0.01, 1.0]}, cv=2).fit(X, y)
+    assert search.best_params_["C"] in (0.01, 1.0)
+    assert len(search.predict(X)) == len(X)
+
+
+def test_a_run_cut_short_says_so():
+    X, y = made_up_chains(np.random.default_rng(10))
+    with pytest.warns(UserWarning, match="raise max_iter"):
+        ChainCRF(max_iter=2).fit(X, y)
+
+
+def test_wrong_input_is_refused():
+    X, y = made_up_chains(np.random.default_rng(11), n_chains=3)
+    assert "C must be positive" in refusal(ChainCRF(C=-1).fit, X, y)
+    assert "C must be one number" in refusal(ChainCRF(C=[1, 2]).fit, X, y)
+    assert "optimizer" in refusal(ChainCRF(optimizer="newton").fit, X, y)
+    assert "training" in refusal(ChainCRF(training="none").fit, X, y)
+    assert "3 chains" in refusal(ChainCRF().fit, X, y[:2])
+    assert "y[0]" in refusal(ChainCRF().fit, X, [y[0][:-1], *y[1:]])
+    assert "in a list" in refusal(ChainCRF().fit, X[0], y[0])
+    assert "NaN" in refusal(ChainCRF().fit, X[:1], [np.full(len(X[0]), np.nan)])
+    assert "finite" in refusal(ChainCRF().fit, [np.full((1, 2), np.inf)], [[0]])
+    assert "one kind" in refusal(
+        ChainCRF().fit, [np.ones((2, 1))], [np.array([1, "a"], dtype=object)]
+    )
+    assert "a parameter" in refusal(ChainCRF().set_params, D=1)
+    with pytest.raises(NotFittedError):
+        ChainCRF().predict(X)
+    crf = ChainCRF().fit(X, y)
+    assert "4 features" in refusal(crf.predict, [np.ones((2, 5))])
+    assert "threads" in refusal(ChainCRF(threads=0).fit, X, y)

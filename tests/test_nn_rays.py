@@ -1,0 +1,125 @@
+"""Rays in torch: the beliefs of the native sum-product, and gradients that reach the scores."""
+
+import numpy as np
+import pytest
+
+from torch_device import torch
+
+# isort: split
+from crfield.graphs import RayModel, VoxelGrid, infer_rays
+from crfield.nn import expected_depth_error, pad_rays, propagate_rays
+from refusal import refusal
+
+
+def some_model(seed=0, n_rays=12):
+    """A small model with rays that share voxels, one of them without any."""
+    rng = np.random.default_rng(seed)
+    grid = VoxelGrid((3, 4, 3))
+    starts = np.array([1.5, 2.0, 1.5]) + 6 * rng.normal(size=(n_rays, 3))
+    found = grid.traverse(starts, rng.uniform(0, 3, size=(n_rays, 3)) - starts, distances=True)
+    lists = [np.append(found.offsets, found.offsets[-1]), found.voxels]
+    scores = rng.uniform(0.01, 1, size=len(found.voxels)) ** 3
+    prior = rng.uniform(0.1, 0.6, size=grid.n_voxels)
+    model = RayModel(grid, *lists, scores, prior, rng.uniform(0.01, 0.3, size=n_rays + 1))
+    return model, (found.entries + found.exits) / 2
+
+
+def tensors(model):
+    """Log-scores, voxels, the prior's log-odds and empty log-scores."""
+    prior = torch.from_numpy(model.prior)
+    return (
+        pad_rays(model.offsets, np.log(model.scores), 0.0), pad_rays(model.offsets, model.voxels),
+        torch.logit(prior), torch.from_numpy(np.log(model.empty_scores)),
+    )
+
+
+@pytest.mark.parametrize("n_iter", [1, 4])
+@pytest.mark.parametrize("damping", [0.0, 0.5])
+def test_beliefs_are_those_of_the_native_core(n_iter, damping):
+    model, _ = some_model()
+    scores, voxels, prior, empty = tensors(model)
+    found = propagate_rays(
+        scores, voxels, prior, empty_log_scores=empty, n_iter=n_iter, damping=damping
+    )
+    wanted = infer_rays(model, n_iter, damping=damping, tol=0)
+    np.testing.assert_allclose(found.log_odds, wanted.log_odds.ravel(), atol=1e-10)
+    np.testing.assert_allclose(found.depths[voxels >= 0], wanted.depths, atol=1e-12)
+    np.testing.assert_allclose(found.empty, wanted.empty, atol=1e-12)
+    assert found.depths[voxels < 0].abs().max() == 0
+    assert found.empty[-1] == 1
+
+
+def test_without_an_empty_score_every_ray_meets_something():
+    model, _ = some_model()
+    scores, voxels, prior, _ = tensors(model)
+    found = propagate_rays(scores, voxels, prior)
+    np.testing.assert_allclose(found.depths[:-1].sum(1), 1)
+    np.testing.assert_array_equal(found.empty, [0] * (len(scores) - 1) + [1])
+
+
+def test_a_long_ray_in_float32_does_not_underflow():
+    n = 2000
+    prior = torch.full((n,), 0.3)
+    scores = torch.full((1, n), -200.0)
+    scores[0, -1] = 0.0
+    scores.requires_grad_()
+    found = propagate_rays(scores, torch.arange(n)[None], prior)
+    assert found.log_odds.isfinite().all()
+    (gradient,) = torch.autograd.grad(found.log_odds.sum() + found.depths[0, -1], scores)
+    assert gradient.isfinite().all()
+
+
+def test_gradients():
+    model, middles = some_model(1, 5)
+    scores, voxels, prior, empty = tensors(model)
+    distances = pad_rays(model.offsets, middles, 0.0)
+    truth = distances[:, 1].clone()
+    truth[-1] = torch.nan
+    weights = torch.linspace(-1, 1, len(prior), dtype=torch.float64)
+
+    def loss(scores, prior, empty):
+        found = propagate_rays(scores, voxels, prior, empty_log_scores=empty)
+        return expected_depth_error(found.depths, distances, truth) + weights @ found.log_odds
+
+    inputs = [values.clone().requires_grad_() for values in (scores, prior, empty)]
+    assert torch.autograd.gradcheck(loss, inputs)
+
+
+def test_scores_can_be_learned():
+    model, middles = some_model(2)
+    scores, voxels, prior, empty = tensors(model)
+    distances = pad_rays(model.offsets, middles, 0.0)
+    last = (voxels >= 0).sum(1) - 1
+    truth = torch.where(last >= 0, distances.gather(1, last.clamp(0)[:, None])[:, 0], torch.nan)
+    learned = scores.clone().requires_grad_()
+    optimizer = torch.optim.Adam([learned], lr=0.2)
+    errors = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        found = propagate_rays(learned, voxels, prior, empty_log_scores=empty)
+        error = expected_depth_error(found.depths, distances, truth)
+        error.backward()
+        optimizer.step()
+        errors.append(error.item())
+    assert errors[-1] < 0.3 * errors[0]
+
+
+def test_wrong_input_is_refused():
+    model, _ = some_model()
+    scores, voxels, prior, empty = tensors(model)
+    assert "must have shape (R, N)" in refusal(propagate_rays, scores[0], voxels, prior)
+    assert "voxels must be whole" in refusal(propagate_rays, scores, voxels[:, 1:], prior)
+    assert "voxels must be whole" in refusal(propagate_rays, scores, scores, prior)
+    assert "voxels must be less than 5" in refusal(propagate_rays, scores, voxels, prior[:5])
+    assert "shape (V,)" in refusal(propagate_rays, scores, voxels, prior[None])
+    assert "log_scores must be finite" in refusal(
+        propagate_rays, torch.full_like(scores, torch.nan), voxels, prior
+    )
+    assert "one number for each ray" in refusal(
+        propagate_rays, scores, voxels, prior, empty_log_scores=empty[1:]
+    )
+    assert "damping must be" in refusal(propagate_rays, scores, voxels, prior, damping=1.0)
+    assert "n_iter must be" in refusal(propagate_rays, scores, voxels, prior, n_iter=0)
+    assert "must be a tensor" in refusal(propagate_rays, scores.numpy(), voxels, prior)
+    assert "offsets must rise" in refusal(pad_rays, [0, 3], [1, 2])
+    assert "match them" in refusal(expected_depth_error, scores, scores, prior)

@@ -1,0 +1,273 @@
+"""Ray factors: messages, marginals and depths as enumeration finds them, for any threads."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import ray_reference as reference
+from crfield.graphs import (
+    RayModel,
+    VoxelGrid,
+    fuse_independent,
+    infer_rays,
+    ray_messages,
+)
+
+PRODUCTS = pytest.mark.parametrize("max_product", [False, True], ids=["sum", "max"])
+
+
+def random_scores(rng, n):
+    """Scores of several magnitudes, some of them 0."""
+    scores = 10.0 ** rng.uniform(-6, 2, size=n)
+    scores[rng.random(n) < 0.3] = 0
+    return scores
+
+
+def random_model(rng, n_voxels, rays, **options):
+    """A float64 model with given voxels of each ray."""
+    offsets = np.cumsum([0, *map(len, rays)])
+    scores = rng.uniform(0.05, 1, size=offsets[-1]) ** 3
+    return RayModel(
+        n_voxels, offsets, np.concatenate(rays).astype(int), scores,
+        rng.uniform(0.05, 0.9, size=n_voxels), rng.uniform(0, 0.3, size=len(rays)), **options,
+    )
+
+
+def logit(p):
+    return np.log(p) - np.log1p(-p)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def close(left, right, tolerance=1e-12):
+    np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
+
+
+@PRODUCTS
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 8))
+def test_messages_are_those_of_enumeration(max_product, seed, n):
+    rng = np.random.default_rng(seed)
+    incoming = rng.random((n, 2))
+    certain = rng.random(n) < 0.3
+    incoming[certain] = np.eye(2)[rng.integers(2, size=certain.sum())]
+    scores = random_scores(rng, n)
+    empty = float(rng.choice([0.0, rng.random()]))
+    found = ray_messages(incoming, scores, empty, max_product=max_product)
+    expected = reference.messages(
+        reference.normalised(incoming, max_product), scores, empty, max_product
+    )
+    close(found, reference.normalised(expected, max_product))
+
+
+@PRODUCTS
+def test_messages_of_twelve_voxels(max_product):
+    rng = np.random.default_rng(3)
+    incoming = rng.random((12, 2))
+    incoming[4], incoming[9] = (1, 0), (0, 1)
+    scores = random_scores(rng, 12)
+    found = ray_messages(incoming, scores, 0.01, max_product=max_product)
+    expected = reference.messages(incoming, scores, 0.01, max_product)
+    close(found, reference.normalised(expected, max_product))
+
+
+def test_messages_that_rule_everything_out_are_zeros():
+    found = ray_messages([[0, 1], [1, 1], [1, 1]], [0.0, 1.0, 1.0])
+    close(found, [[1, 0], [0, 0], [0, 0]])
+
+
+@PRODUCTS
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 9))
+@settings(max_examples=25)
+def test_one_ray_is_exact(max_product, seed, n):
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(n + 2)[:n]
+    scores = random_scores(rng, n)
+    scores[rng.integers(n)] = 1.0
+    model = RayModel(
+        n + 2, [0, n], order, scores, rng.uniform(0.01, 0.99, size=n + 2), rng.random()
+    )
+    result = infer_rays(model, damping=0, max_product=max_product)
+    assert result.converged
+    assert result.n_iter == 2
+    assert result.residuals[-1] == 0
+    close(result.marginals, reference.marginals(model, max_product))
+    along, empty = reference.depths(model, max_product)
+    close(result.depths, along)
+    close(result.empty, empty)
+
+
+@PRODUCTS
+def test_disjoint_rays_and_trees_are_exact(max_product):
+    rng = np.random.default_rng(5)
+    for rays in (
+        [[0, 1, 2], [5, 4, 3], [6], []],
+        [[0, 1, 2], [3, 1, 4], [5, 4, 6], [7, 8, 0]],
+        [[0], [0], [0, 1], [1, 2], [2, 3, 4]],
+    ):
+        model = random_model(rng, 9, rays)
+        result = infer_rays(model, 20, damping=0, tol=1e-13, max_product=max_product)
+        assert result.converged
+        close(result.marginals, reference.marginals(model, max_product))
+        along, empty = reference.depths(model, max_product)
+        close(result.depths, along)
+        close(result.empty, empty)
+        best, weights = reference.all_states(model)
+        if max_product:
+            np.testing.assert_array_equal(result.labels, best[np.argmax(weights)] == 1)
+
+
+def test_a_ray_of_two_thousand_voxels_does_not_underflow():
+    rng = np.random.default_rng(7)
+    n = 2000
+    for kind in ("even", "last only", "one in the middle", "rising", "falling", "sparse"):
+        scores = {
+            "even": rng.uniform(0.5, 1, n),
+            "last only": np.eye(n)[-1],
+            "one in the middle": np.eye(n)[n // 2] * 1e-20,
+            "rising": 10.0 ** np.linspace(-150, 0, n),
+            "falling": 10.0 ** np.linspace(0, -150, n),
+            "sparse": np.where(rng.random(n) < 0.01, rng.random(n), 0),
+        }[kind]
+        for empty in (0.0, 1e-3):
+            prior = rng.uniform(0.3, 0.99, n)
+            model = RayModel(n, [0, n], np.arange(n), scores, prior, empty)
+            result = infer_rays(model, damping=0)
+            odds, along, none = reference.long_ray(prior, scores, empty)
+            close(result.messages, np.clip(odds, -60, 60), 1e-10)
+            close(result.depths, along, 1e-10)
+            close(result.empty[0], none, 1e-10)
+            close(result.depths.sum() + result.empty[0], 1)
+            single = infer_rays(
+                RayModel(n, [0, n], np.arange(n), scores.astype(np.float32), prior, empty),
+                damping=0,
+            )
+            assert single.depths.dtype == single.messages.dtype == np.float32
+            if kind not in ("rising", "falling"):  # float32 has no 1e-150
+                close(single.messages, result.messages, 2e-5)
+                close(single.depths, result.depths, 2e-5)
+
+
+@PRODUCTS
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=15)
+def test_fixed_points_satisfy_the_equations(max_product, seed):
+    rng = np.random.default_rng(seed)
+    rays = [rng.permutation(8)[: rng.integers(1, 7)] for _ in range(6)]
+    model = random_model(rng, 8, rays)
+    result = infer_rays(model, 2000, damping=0.5, tol=1e-11, max_product=max_product)
+    assume(result.converged or not max_product)  # which may go round for ever
+    assert result.converged
+    for (begin, end), (voxels, scores, empty) in zip(
+        itertools.pairwise(model.offsets), reference.lists_of(model), strict=True
+    ):
+        occupied = sigmoid(result.log_odds[voxels] - result.messages[begin:end])
+        pairs = np.column_stack([1 - occupied, occupied])
+        expected = reference.messages(
+            reference.normalised(pairs, max_product), scores, empty, max_product
+        )
+        close(result.messages[begin:end], np.log(expected[:, 1] / expected[:, 0]), 1e-8)
+    total = logit(model.prior) + np.bincount(model.voxels, result.messages, 8)
+    close(result.log_odds, total, 1e-12)
+
+
+def test_damping_keeps_a_share_of_the_old_message():
+    model = random_model(np.random.default_rng(1), 4, [[0, 1, 2], [2, 1, 3]])
+    whole = infer_rays(model, 1, damping=0)
+    part = infer_rays(model, 1, damping=0.25)
+    close(part.messages, 0.75 * whole.messages)
+    close(part.residuals, whole.residuals)
+    settled = infer_rays(model, 200, tol=1e-9)
+    assert settled.converged
+    assert settled.n_iter < 200
+
+
+def test_rays_that_miss_leave_the_prior():
+    model = RayModel(3, [0, 0, 0], [], [], [0.1, 0.5, 0.8])
+    assert not model.seen().any()
+    result = infer_rays(model)
+    assert result.converged
+    close(result.marginals, model.prior)
+    close(fuse_independent(model), model.prior)
+    np.testing.assert_array_equal(result.empty, 1)
+    assert result.depths.shape == (0,)
+
+
+@PRODUCTS
+@pytest.mark.parametrize("prior", [1e-15, 1e-25])
+def test_improbable_voxels_count(prior, max_product):
+    model = RayModel(3, [0, 3], [0, 1, 2], [1.0, 10 * prior, prior], [prior, 0.5, 0.5])
+    result = infer_rays(model, damping=0, max_product=max_product)
+    np.testing.assert_allclose(
+        result.marginals, reference.marginals(model, max_product), rtol=1e-10
+    )
+    assert 0.01 < result.marginals[0] < 0.99
+
+
+def test_fusion_sums_the_log_odds_of_single_rays():
+    rng = np.random.default_rng(2)
+    model = random_model(rng, 7, [[0, 1, 2, 3], [6, 2, 1], [4]])
+    total = logit(model.prior)
+    for voxels, scores, empty in reference.lists_of(model):
+        p = scores / (scores.sum() + empty)
+        behind = np.cumsum(p) - p
+        occupied = p + model.prior[voxels] * behind
+        total[voxels] += logit(occupied) - logit(model.prior[voxels])
+    close(fuse_independent(model), sigmoid(total))
+
+
+def test_contradicting_rays_stay_finite():
+    n = 300
+    model = RayModel(
+        1, np.arange(n + 1), np.zeros(n, int), np.tile([1.0, 0.0], n // 2),
+        0.5, np.tile([0.0, 1.0], n // 2),
+    )
+    result = infer_rays(model, damping=0)
+    assert np.isfinite(result.messages).all()
+    close(result.marginals, [0.5])
+    agreed = infer_rays(RayModel(1, np.arange(n + 1), np.zeros(n, int), np.ones(n), 1e-20))
+    close(agreed.marginals, [1.0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@PRODUCTS
+def test_any_number_of_threads_gives_the_same_bits(dtype, max_product):
+    rng = np.random.default_rng(9)
+    grid = VoxelGrid((12, 11, 10), (-1.0, 0.5, 2.0), (0.3, 0.2, 0.4))
+    middle = grid.origin + np.array(grid.shape) * grid.spacing / 2
+    origins = middle + 5 * rng.normal(size=(1000, 3))
+    directions = middle + rng.normal(size=(1000, 3)) - origins
+    results = []
+    for threads in (1, 2, 5):
+        lists = grid.traverse(origins, directions, distances=True, threads=threads)
+        scores = np.random.default_rng(1).random(len(lists.voxels)).astype(dtype)
+        model = RayModel(grid, lists.offsets, lists.voxels, scores, 0.1, 0.01)
+        result = infer_rays(model, 6, damping=0.3, max_product=max_product, threads=threads)
+        results.append([
+            lists.offsets, lists.voxels, lists.entries, lists.exits, result.log_odds, result.depths,
+            result.empty, result.messages, result.residuals,
+            fuse_independent(model, threads=threads),
+        ])
+    assert results[0][4].shape == grid.shape
+    for other in results[1:]:
+        for left, right in zip(results[0], other, strict=True):
+            assert left.tobytes() == right.tobytes()
+
+
+def test_rays_that_see_a_wall_make_it():
+    grid = VoxelGrid((9, 9, 9))
+    y, z = np.meshgrid(np.arange(9) + 0.5, np.arange(9) + 0.5)
+    starts = np.column_stack([np.full(81, -2.0), y.ravel(), z.ravel()])
+    lists = grid.traverse(starts, [1.0, 0.0, 0.0])
+    np.testing.assert_array_equal(np.diff(lists.offsets), 9)
+    scores = np.where(lists.voxels // 81 == 4, 1.0, 1e-3)
+    result = infer_rays(RayModel(grid, lists.offsets, lists.voxels, scores, 0.2))
+    assert result.labels[4].all()
+    assert not result.labels[:4].any()
+    close(result.marginals[5:], 0.2, 0.05)
+    close(result.depths.reshape(81, 9).sum(1), 1.0)
+    np.testing.assert_array_equal(result.depths.reshape(81, 9).argmax(1), 4)
