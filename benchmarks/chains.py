@@ -21,7 +21,15 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cases import Disagreement
-from benchmarks.measure import Candidates, Section, fastest, milliseconds, ratio, times, write_json
+from benchmarks.measure import (
+    Candidates,
+    Section,
+    fastest,
+    milliseconds,
+    ratio,
+    run_sections,
+    times,
+)
 from experiments.common import REPOSITORY, Float32, provenance
 
 from crfield.graphs import best_chains, chain_loss, infer_chains, k_best_chains, sample_chains
@@ -192,16 +200,15 @@ def run(scale: Scale, names: Sequence[str], folder: Path) -> int:
     if torch is not None:
         facts["PyTorch"] = f"{torch.__version__}, {torch.get_num_threads()} threads"
     facts["compared with"] = PEER if torch is not None else "nothing"
-    print("\n".join(f"{key}: {value}" for key, value in facts.items()))
-    print(f"Fastest of {scale.repeats} interleaved runs.")
+    notes = [f"Fastest of {scale.repeats} interleaved runs."]
     if CRF is None:
-        print("For comparison with pytorch-crf: pip install pytorch-crf, then run this again.")
-    sections = []
-    for name in names:
-        sections.append(SECTIONS[name](scale))
-        print(f"\n{sections[-1].text()}", flush=True)
-    print(f"\nWritten to {write_json(folder, {**facts, 'repeats': scale.repeats}, sections)}")
-    return 1 if any(section.refused for section in sections) else 0
+        notes.append(
+            "For comparison with pytorch-crf: pip install pytorch-crf, then run this again."
+        )
+    return run_sections(
+        [partial(SECTIONS[name], scale) for name in names], folder, facts, notes,
+        {"repeats": scale.repeats},
+    )
 
 
 if __name__ == "__main__":

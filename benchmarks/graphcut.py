@@ -22,7 +22,15 @@ from scipy.sparse.csgraph import maximum_flow
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cases import Disagreement, photo_case, volume_case
-from benchmarks.measure import Candidates, Section, fastest, milliseconds, ratio, times, write_json
+from benchmarks.measure import (
+    Candidates,
+    Section,
+    fastest,
+    milliseconds,
+    ratio,
+    run_sections,
+    times,
+)
 from experiments.common import REPOSITORY, Float32, provenance
 
 from crfield.graphcut import (
@@ -262,17 +270,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def run(scale: Scale, names: Sequence[str], folder: Path) -> int:
     """Measure the parts, print them and write them to the folder; 1 if a case was refused."""
-    facts = provenance()
-    print("\n".join(f"{key}: {value}" for key, value in facts.items()))
-    print(f"Fastest of {scale.repeats} interleaved runs; SciPy gets its graph ready-made.")
+    notes = [f"Fastest of {scale.repeats} interleaved runs; SciPy gets its graph ready-made."]
     if maxflow is None:
-        print("For comparison with PyMaxflow: pip install PyMaxflow, then run this again.")
-    sections = []
-    for name in names:
-        sections.append(SECTIONS[name](scale))
-        print(f"\n{sections[-1].text()}", flush=True)
-    print(f"\nWritten to {write_json(folder, {**facts, 'repeats': scale.repeats}, sections)}")
-    return 1 if any(section.refused for section in sections) else 0
+        notes.append("For comparison with PyMaxflow: pip install PyMaxflow, then run this again.")
+    return run_sections(
+        [partial(SECTIONS[name], scale) for name in names], folder, provenance(), notes,
+        {"repeats": scale.repeats},
+    )
 
 
 if __name__ == "__main__":

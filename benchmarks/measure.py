@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,26 @@ def copy_bandwidth(n_bytes: int, repeats: int) -> float:
     source, target = np.ones(n_bytes, np.uint8), np.zeros(n_bytes, np.uint8)
     took = fastest({"copy": lambda: np.copyto(target, source)}, repeats)["copy"]
     return 2.0 * n_bytes / took
+
+
+def run_sections(
+    parts: Iterable[Callable[[], Section]], folder: Path, facts: Mapping[str, Any],
+    notes: Iterable[str] = (), settings: Mapping[str, Any] | None = None,
+) -> int:
+    """Measure the parts, print them and write them to the folder; 1 if a case was refused.
+
+    notes : lines for who reads the tables; settings : what else the file should hold.
+    """
+    print("\n".join([*(f"{key}: {value}" for key, value in facts.items()), *notes]))
+    sections = []
+    for part in parts:
+        sections.append(part())
+        print(f"\n{sections[-1].text()}", flush=True)
+    print(f"\nWritten to {write_json(folder, {**facts, **(settings or {})}, sections)}")
+    refused = sum(len(section.refused) for section in sections)
+    if refused:
+        print(f"{refused} cases were refused, see above.", file=sys.stderr)
+    return 1 if refused else 0
 
 
 def write_json(folder: Path, facts: Mapping[str, Any], sections: Iterable[Section]) -> Path:

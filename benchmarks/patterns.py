@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cases import Disagreement
-from benchmarks.measure import Section, fastest, milliseconds, ratio, times, write_json
+from benchmarks.measure import Section, fastest, milliseconds, ratio, run_sections, times
 from experiments.common import REPOSITORY, provenance
 
 from crfield.datasets import ellipse_set, noisy_unaries
@@ -125,24 +125,19 @@ def learning_and_inference(scale: Scale) -> Section:
     return section
 
 
-SECTIONS: dict[str, Callable[[Scale], Section]] = {"patterns": learning_and_inference}
-
-
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=FULL.repeats)
     arguments = parser.parse_args(words)
     return run(Scale(repeats=arguments.repeats), RESULTS)
 
 
 def run(scale: Scale, folder: Path) -> int:
-    """Measure, print and keep the figures; 1 if a case was refused."""
-    facts = provenance()
-    print("\n".join(f"{key}: {value}" for key, value in facts.items()))
-    sections = [part(scale) for part in SECTIONS.values()]
-    print("\n".join(f"\n{section.text()}" for section in sections))
-    print(f"\nWritten to {write_json(folder, facts, sections).name}.")
-    return 1 if any(section.refused for section in sections) else 0
+    """Measure, print and keep the figures; 1 if the case was refused."""
+    return run_sections(
+        [partial(learning_and_inference, scale)], folder, provenance(),
+        [f"Fastest of {scale.repeats} interleaved runs."], {"repeats": scale.repeats},
+    )
 
 
 if __name__ == "__main__":

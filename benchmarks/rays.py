@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cases import Disagreement
-from benchmarks.measure import Section, fastest, milliseconds, write_json
+from benchmarks.measure import Section, fastest, milliseconds, run_sections
 from experiments.common import REPOSITORY, provenance
 
 from crfield._parallel import usable_cores
@@ -141,16 +141,12 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def run(scale: Scale, folder: Path) -> int:
     """Measure, print and write to the folder; 1 if the messages were wrong."""
-    facts = provenance()
-    print("\n".join(f"{key}: {value}" for key, value in facts.items()))
-    section = all_parts(scale)
-    print(
-        f"{scale.n_views} views of {scale.pixels} x {scale.pixels} pixels of {scale.side}^3 "
-        f"voxels, {section.data.get('entries', 0)} crossings; fastest of {scale.repeats} runs."
+    return run_sections(
+        [partial(all_parts, scale)], folder, provenance(),
+        [f"{scale.n_views} views of {scale.pixels} x {scale.pixels} pixels of {scale.side}^3 "
+         f"voxels; fastest of {scale.repeats} interleaved runs."],
+        {"repeats": scale.repeats},
     )
-    print(f"\n{section.text()}", flush=True)
-    print(f"\nWritten to {write_json(folder, {**facts, 'repeats': scale.repeats}, [section])}")
-    return 1 if section.refused else 0
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.cases import FULL, ITERATIONS, QUICK, SEED, Scale
 from benchmarks.growth import floors, growth
 from benchmarks.learning import loss_and_gradient
-from benchmarks.measure import Section, write_json
+from benchmarks.measure import Section, run_sections
 from benchmarks.memory import huge_inference, peak_memory
 from benchmarks.speed import (
     build_and_iterations,
@@ -64,25 +65,21 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def run(scale: Scale, parts: Sequence[Callable[[Scale], Section]], folder: Path) -> int:
     """Measure the parts, print them and write them to the folder; 1 if a case was refused."""
-    facts = provenance()
-    print("\n".join(f"{key}: {value}" for key, value in facts.items()))
-    print(f"{STANDARD.describe()}, {ITERATIONS} iterations; fastest of {scale.repeats} interleaved "
-          "runs.")
+    notes = [
+        f"{STANDARD.describe()}, {ITERATIONS} iterations; fastest of {scale.repeats} interleaved "
+        "runs."
+    ]
     if not HAS_PYDENSECRF:
-        print("For comparison with pydensecrf: pip install pydensecrf2, then run this again.")
-    sections = []
-    for part in parts:
-        sections.append(part(scale))
-        print(f"\n{sections[-1].text()}", flush=True)
+        notes.append(
+            "For comparison with pydensecrf: pip install pydensecrf2, then run this again."
+        )
     settings = {
         "setting": STANDARD.describe(), "iterations": ITERATIONS, "repeats": scale.repeats,
         "seed": SEED,
     }
-    print(f"\nWritten to {write_json(folder, {**facts, **settings}, sections)}")
-    refused = sum(len(section.refused) for section in sections)
-    if refused:
-        print(f"{refused} cases were refused, see above.", file=sys.stderr)
-    return 1 if refused else 0
+    return run_sections(
+        [partial(part, scale) for part in parts], folder, provenance(), notes, settings
+    )
 
 
 if __name__ == "__main__":

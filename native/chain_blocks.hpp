@@ -5,8 +5,8 @@
 #include <atomic>
 #include <vector>
 
-#include "chain_kernels.hpp"
 #include "chains.hpp"
+#include "cpu.hpp"
 #include "thread_pool.hpp"
 
 namespace crfield {

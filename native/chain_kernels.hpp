@@ -43,7 +43,4 @@ struct ChainKernels {
   }
 };
 
-// Those for the instruction set that `isa_name` names.
-const ChainKernels& chain_kernels();
-
 }  // namespace crfield

@@ -1,32 +1,11 @@
 #include "chains.hpp"
 
 #include <cmath>
-#include <cstring>
 
 #include "chain_blocks.hpp"
-#include "cpu.hpp"
 #include "uniform.hpp"
 
 namespace crfield {
-
-#define CRFIELD_DECLARE(isa)               \
-  namespace isa {                          \
-  extern const ChainKernels chain_kernels; \
-  }
-CRFIELD_DECLARE(baseline)
-#ifdef CRFIELD_X86_DISPATCH
-CRFIELD_DECLARE(avx2)
-CRFIELD_DECLARE(avx512)
-#endif
-#undef CRFIELD_DECLARE
-
-const ChainKernels& chain_kernels() {
-#ifdef CRFIELD_X86_DISPATCH
-  if (!std::strcmp(isa_name(), "avx512")) return avx512::chain_kernels;
-  if (!std::strcmp(isa_name(), "avx2")) return avx2::chain_kernels;
-#endif
-  return baseline::chain_kernels;
-}
 
 namespace {
 

@@ -9,6 +9,7 @@ namespace crfield {
   namespace isa {                                                  \
   extern const Kernels<float> kernels_float;                       \
   extern const Kernels<double> kernels_double;                     \
+  extern const ChainKernels chain_kernels;                         \
   }
 CRFIELD_DECLARE(baseline)
 #ifdef CRFIELD_X86_DISPATCH
@@ -23,10 +24,12 @@ struct Build {
   const char* name;
   const Kernels<float>* single;
   const Kernels<double>* wide;
+  const ChainKernels* chains;
 };
+#define CRFIELD_BUILD(isa) \
+  Build { #isa, &isa::kernels_float, &isa::kernels_double, &isa::chain_kernels }
 
 Build choose() {
-  const Build base{"baseline", &baseline::kernels_float, &baseline::kernels_double};
 #ifdef CRFIELD_X86_DISPATCH
   __builtin_cpu_init();
   const char* wish = std::getenv("CRFIELD_ISA");
@@ -35,12 +38,12 @@ Build choose() {
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl");
-  if (has_avx512 && wanted("avx512"))
-    return {"avx512", &avx512::kernels_float, &avx512::kernels_double};
-  if (has_avx2 && wanted("avx2")) return {"avx2", &avx2::kernels_float, &avx2::kernels_double};
+  if (has_avx512 && wanted("avx512")) return CRFIELD_BUILD(avx512);
+  if (has_avx2 && wanted("avx2")) return CRFIELD_BUILD(avx2);
 #endif
-  return base;
+  return CRFIELD_BUILD(baseline);
 }
+#undef CRFIELD_BUILD
 
 const Build& build() {
   static const Build chosen = choose();
@@ -51,6 +54,7 @@ const Build& build() {
 
 template <> const Kernels<float>& kernels<float>() { return *build().single; }
 template <> const Kernels<double>& kernels<double>() { return *build().wide; }
+const ChainKernels& chain_kernels() { return *build().chains; }
 const char* isa_name() { return build().name; }
 
 }  // namespace crfield
