@@ -2,8 +2,9 @@
 
 With pytorch-crf (MIT; pip install pytorch-crf) it is compared with that library's negative
 log-likelihood, without it with the same forward recursion written here; either is the forward pass
-alone, without marginals or gradients. Nothing is timed whose partition functions differ from
-PyTorch's; the exit status is 1 then.
+alone, without marginals or gradients. Nothing is timed that differs from PyTorch's loss, or from
+what NumPy finds in float64: partition functions, marginals, the energies of the best labels, the
+mean energy of samples. The exit status is 1 then.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cases import Disagreement
+from benchmarks.chain_reference import reference_best, reference_sums
 from benchmarks.measure import (
     Candidates,
     Section,
@@ -48,6 +50,8 @@ except ImportError:
 RESULTS = REPOSITORY / "benchmarks" / "results"
 OURS, EVERY_CORE, LABELS = "crfield, 1 thread", "crfield, all threads", "crfield with labels"
 PEER = "pytorch-crf" if CRF is not None else "PyTorch"
+SUMS = "partition functions", "marginals", "expected transitions"
+N_BEST, N_SAMPLES = 5, 10
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,10 @@ class ChainCase:
         """Its size in words."""
         return "{} chains of {} nodes, {} states".format(*self.costs.shape)
 
-    def sums(self, threads: int | None) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """log Z, all marginals and expected transitions; gives log Z."""
+    def sums(self, threads: int | None) -> tuple[Any, Any, Any]:
+        """log Z, all marginals and expected transitions."""
         batch = as_batch(self.costs, self.transitions, None)
-        return sum_batch(batch, 1.0, None, threads)[0]
+        return sum_batch(batch, 1.0, None, threads)
 
     def peer(self) -> Callable[[], float]:
         """PyTorch's negative log-likelihood of the labels, the sum over chains."""
@@ -110,14 +114,81 @@ class ChainCase:
         return run
 
     def check(self) -> float:
-        """The negative log-likelihood, if PyTorch finds the same."""
+        """The negative log-likelihood, if PyTorch finds the same, and NumPy the same marginals."""
         ours = chain_loss(self.costs, self.transitions, self.labels.reshape(-1)).value
         theirs = ours if torch is None else self.peer()()
-        if not abs(ours - theirs) <= 1e-5 * abs(ours):
-            raise Disagreement(
-                f"{self.name}: losses must be equal, got {ours} and {theirs}; not timed."
-            )
+        self._require("losses", ours, theirs, 1e-5 * abs(ours))
+        expected = reference_sums(self.costs, self.transitions)
+        result = infer_chains(self.costs, self.transitions, threads=1)
+        labelled = result.log_partition, result.marginals, result.transition_marginals
+        for found in (self.sums(1), self.sums(None), labelled):
+            for name, our, their in zip(SUMS, found, expected, strict=True):
+                self._require(name, our, their, 1e-5 * max(1.0, float(np.abs(their).max())))
+        self._check_energies(result, reference_best(self.costs, self.transitions, 1))
         return ours
+
+    def check_others(self) -> float:
+        """How far the mean energy of samples is from what is expected, in its deviations; the best
+        labels must have the energies that NumPy finds."""
+        best = reference_best(self.costs, self.transitions, N_BEST)
+        self._check_energies(self.best(), best[:, :1])
+        ranked = self.ranked()
+        tolerance = 1e-5 * float(np.abs(best).max())
+        for labels, energies, expected in zip(ranked.labels, ranked.energies, best, strict=True):
+            expected = expected[np.isfinite(expected)]
+            self._require("energies of the best", energies, expected, tolerance)
+            if len(np.unique(labels, axis=0)) != len(expected):
+                raise Disagreement(f"{self.name}: the best labels must differ; not timed.")
+        for c, labels in enumerate(ranked.labels):
+            self._require(
+                "energies", self.energies(labels[:, None], [c])[:, 0], ranked.energies[c], tolerance
+            )
+        drawn = self.samples().reshape(N_SAMPLES, *self.labels.shape)
+        # The first two derivatives of log Z by the inverse temperature.
+        step = 1e-3
+        at = [reference_sums(b * self.costs.astype(np.float64), b * self.transitions)[0].sum()
+              for b in (1 - step, 1.0, 1 + step)]
+        wanted, variance = (at[0] - at[2]) / (2 * step), (at[0] - 2 * at[1] + at[2]) / step**2
+        deviation = (variance / N_SAMPLES) ** 0.5 + 1e-6 * abs(wanted)
+        far = float(abs(self.energies(drawn).sum(1).mean() - wanted) / deviation)
+        if not far <= 5:
+            raise Disagreement(
+                f"{self.name}: samples must have a mean energy near {wanted:g}, got one that is "
+                f"{far:.1f} deviations away; not timed."
+            )
+        return far
+
+    def best(self) -> Any:
+        """Labels of least energy."""
+        return best_chains(self.costs, self.transitions, threads=1)
+
+    def ranked(self) -> Any:
+        """The best few labellings."""
+        return k_best_chains(self.costs, self.transitions, N_BEST, threads=1)
+
+    def samples(self) -> Any:
+        """Labels drawn at random."""
+        return sample_chains(self.costs, self.transitions, n_samples=N_SAMPLES, threads=1)
+
+    def energies(self, labels: Any, chains: Any = slice(None)) -> Any:
+        """E(x) of labels (S, C, T), (S, C)."""
+        costs = self.costs[chains].astype(np.float64)[None]
+        nodes = np.take_along_axis(costs, labels[..., None], -1).sum((-2, -1))
+        pairs = self.transitions.astype(np.float64)[labels[..., :-1], labels[..., 1:]]
+        return nodes + pairs.sum(-1)
+
+    def _check_energies(self, found: Any, expected: Any) -> None:
+        tolerance = 1e-5 * float(np.abs(expected).max())
+        self._require("least energies", found.energies, expected[:, 0], tolerance)
+        labels = found.labels.reshape(1, *self.labels.shape)
+        self._require("energies of labels", self.energies(labels)[0], expected[:, 0], tolerance)
+
+    def _require(self, name: str, ours: Any, theirs: Any, tolerance: float) -> None:
+        apart = float(np.abs(np.subtract(ours, theirs)).max(initial=0.0))
+        if np.shape(ours) != np.shape(theirs) or not apart <= tolerance:
+            raise Disagreement(
+                f"{self.name}: {name} must be within {tolerance:.2g}, got {apart:.2g}; not timed."
+            )
 
 
 def _torch_loss(scores: Any, table: Any, labels: Any) -> float:
@@ -168,17 +239,18 @@ def others(scale: Scale) -> Section:
     rows, figures = [], []
     for size in scale.sizes:
         case = ChainCase.random(*size)
+        if section.accepts(case.check_others) is None:
+            continue
         asked: Candidates = {
-            "best labels": partial(best_chains, case.costs, case.transitions, threads=1),
-            "5 best": partial(k_best_chains, case.costs, case.transitions, 5, threads=1),
-            "10 samples": partial(
-                sample_chains, case.costs, case.transitions, n_samples=10, threads=1
-            ),
+            "best labels": case.best, f"{N_BEST} best": case.ranked,
+            f"{N_SAMPLES} samples": case.samples,
         }
         seconds = fastest(asked, min(scale.repeats, 5))
         rows.append([case.name, *map(milliseconds, seconds.values())])
         figures.append({"case": case.name, "seconds": seconds})
-    section.add_table(["case", "best labels, ms", "5 best, ms", "10 samples, ms"], rows)
+    section.add_table(
+        ["case", "best labels, ms", f"{N_BEST} best, ms", f"{N_SAMPLES} samples, ms"], rows
+    )
     section.data["cases"] = figures
     return section
 
@@ -191,6 +263,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=FULL.repeats)
     parser.add_argument("--only", choices=SECTIONS, action="append", metavar="NAME")
     arguments = parser.parse_args(words)
+    if arguments.repeats < 1:
+        parser.error(f"--repeats must be at least 1, got {arguments.repeats}; use 15.")
     return run(Scale(repeats=arguments.repeats), arguments.only or list(SECTIONS), RESULTS)
 
 

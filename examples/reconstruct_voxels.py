@@ -3,11 +3,18 @@
 Solids are seen by cameras around them. The depth of each pixel has Gaussian noise, and for some
 pixels, in front of the background as well, it is any depth at all. A ray's scores are the
 likelihood of its measurement. `fuse_independent` sums what each ray says by itself; `infer_rays`
-lets rays explain each other. Both get the prior that is best for them on the first solid; the
-others are reported: intersection over union on the voxels in free sight of at least one camera.
+lets rays explain each other. Reported is the intersection over union on voxels in free sight of a
+camera, for some shares of outliers and for the share at which fusion has 80%:
 
---data is a folder with voxels96.npz (packed bits of 96^3 voxels for each name); without it solids
-are made up.
+    one prior    both methods with the prior that is best for fusion, occupied above 1/2
+    own bound    that prior, and for each method the bound on its probabilities that is best for it;
+                 one below the prior keeps all that no ray has ruled out
+    own prior    for each method the prior that is best for it, occupied above 1/2
+
+What is best, and the share with 80%, is found on solids that are not among those reported.
+
+--data is a folder with voxels96.npz (packed bits of 96^3 voxels for each name), or with a folder
+voxel_shapes that has it; without it solids are made up.
 """
 
 from __future__ import annotations
@@ -18,15 +25,22 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer_rays
+from crfield.pictures import captioned, side_by_side, stack
 
-PRIORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
-FUSION, PROPAGATION = "independent fusion", "belief propagation"
+PRIORS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+RULES = ("one prior", "own bound", "own prior")
+# What fusion should reach, in percent, and the shares of outliers within which that is looked for.
+TARGET, LEAST_SHARE, LARGEST_SHARE = 80.0, 0.001, 0.6
+METHODS = FUSION, PROPAGATION = "independent fusion", "belief propagation"
+SIDE = 240  # of a slice in the picture, about
 # What a ray that measured nothing leaves to each of its voxels.
 MISSED = 0.01
 
@@ -107,7 +121,8 @@ def reconstruct(
 
 def load_solids(folder: Path, shrink: int) -> dict[str, NDArray[np.bool_]]:
     """The solids of a folder, each block of shrink^3 voxels by majority."""
-    with np.load(folder / "voxels96.npz") as packed:
+    place = folder / "voxels96.npz"
+    with np.load(place if place.exists() else folder / "voxel_shapes" / place.name) as packed:
         names = [name for name in packed.files if packed[name].size == 96**3 // 8]
         grids = {name: np.unpackbits(packed[name]).reshape(96, 96, 96) for name in names}
     n = 96 // shrink
@@ -129,18 +144,113 @@ def made_solids(n: int, count: int) -> dict[str, NDArray[np.bool_]]:
     return solids
 
 
-def main() -> None:
+@dataclass
+class Comparison:
+    """Both methods on scenes, the first `n_tuning` of which decide what is best."""
+
+    scenes: list[Scene]
+    n_tuning: int
+    noise: float
+
+    def found(
+        self, share: float, method: str, prior: float, first: int = 0, end: int | None = None
+    ) -> dict[str, NDArray[np.float64]]:
+        """The probabilities of some of the scenes."""
+        return {
+            scene.name: reconstruct(scene, scene.measure(self.noise, share, k), method, prior)
+            for k, scene in list(enumerate(self.scenes))[first:end]
+        }
+
+    def overlaps(
+        self, found: dict[str, NDArray[np.float64]], bound: float = 0.5
+    ) -> dict[str, float]:
+        """The overlap of each scene."""
+        return {
+            scene.name: scene.overlap(found[scene.name] > bound)
+            for scene in self.scenes if scene.name in found
+        }
+
+    def best_prior(self, share: float, method: str) -> tuple[float, float]:
+        """The best prior for a method on the first scenes, and their mean overlap with it."""
+        means = {
+            prior: mean(self.overlaps(self.found(share, method, prior, end=self.n_tuning)))
+            for prior in PRIORS
+        }
+        return max(means.items(), key=lambda item: item[1])
+
+    def level(self, share: float) -> dict[str, Any]:
+        """Figures by rule and method, and both reconstructions of the first reported scene."""
+        row: dict[str, Any] = {"outliers": share, "pictures": [], **{rule: {} for rule in RULES}}
+        common = self.best_prior(share, FUSION)[0]
+        for method in METHODS:
+            own = self.best_prior(share, method)[0]
+            tuning = self.found(share, method, common, end=self.n_tuning)
+            bound = max(BOUNDS, key=lambda limit: mean(self.overlaps(tuning, limit)))
+            found = self.found(share, method, common, self.n_tuning)
+            other = self.found(share, method, own, self.n_tuning)
+            row["pictures"].append(next(iter(found.values())))
+            for rule, prior, limit, volumes in zip(
+                RULES, (common, common, own), (0.5, bound, 0.5), (found, found, other), strict=True
+            ):
+                overlaps = self.overlaps(volumes, limit)
+                row[rule][method] = {
+                    "prior": prior, "bound": limit, "mean": mean(overlaps), "iou": overlaps,
+                }
+        return row
+
+    def share_of_target(self) -> float | None:
+        """The share of outliers at which fusion has the overlap aimed at, if there is one."""
+        low, high = LEAST_SHARE, LARGEST_SHARE
+        if not self.best_prior(high, FUSION)[1] < TARGET <= self.best_prior(low, FUSION)[1]:
+            return None
+        while high > 1.1 * low:
+            middle = math.sqrt(low * high)
+            if self.best_prior(middle, FUSION)[1] >= TARGET:
+                low = middle
+            else:
+                high = middle
+        return math.sqrt(low * high)
+
+
+def mean(overlaps: dict[str, float]) -> float:
+    """Over all scenes."""
+    return sum(overlaps.values()) / len(overlaps)
+
+
+def parsed_options() -> argparse.Namespace:
+    """The command line, checked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with voxels96.npz")
     parser.add_argument("--shrink", type=int, choices=(1, 2, 3, 4), default=2)
     parser.add_argument("--views", type=int, default=12)
-    parser.add_argument("--noise", type=float, default=0.5, help="of depths, in voxels")
+    parser.add_argument("--noise", type=float, default=0.3, help="of depths, in voxels")
     parser.add_argument(
         "--outliers", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.2], help="shares of pixels"
     )
     parser.add_argument("--quick", action="store_true", help="two small solids")
     parser.add_argument("-o", "--output", type=Path, default=Path("reconstruct_voxels"))
     options = parser.parse_args()
+    if options.views < 1:
+        parser.error(f"--views must be at least 1, got {options.views}; use 12.")
+    if not 0.05 <= options.noise <= 100:
+        parser.error(f"--noise must lie between 0.05 and 100, got {options.noise:g}; use 0.3.")
+    for share in options.outliers:
+        if not LEAST_SHARE <= share <= LARGEST_SHARE:
+            parser.error(
+                f"--outliers must lie between {LEAST_SHARE} and {LARGEST_SHARE}, got {share:g}; "
+                "use shares like 0.05 0.1."
+            )
+    if options.quick and options.data is not None:
+        parser.error("--quick makes its own solids and takes no --data; leave one of them out.")
+    if options.data is not None and not any(
+        (options.data / name).is_file() for name in ("voxels96.npz", "voxel_shapes/voxels96.npz")
+    ):
+        parser.error(f"--data must hold voxels96.npz, got {options.data}; check the folder.")
+    return options
+
+
+def main() -> None:
+    options = parsed_options()
     if options.quick:
         solids = made_solids(16, 2)
     elif options.data is None:
@@ -151,44 +261,49 @@ def main() -> None:
         Scene(name, solid, options.views, round(4 / 3 * len(solid)))
         for name, solid in solids.items()
     ]
-    figures, pictures = [], []
-    print(f"{len(scenes) - 1} solids, {options.views} views, noise {options.noise:g} voxels")
-    print(f"{'outliers':10}{FUSION:>20}{PROPAGATION:>20}{'gain':>8}")
-    for share in options.outliers:
-        measured = [scene.measure(options.noise, share, k) for k, scene in enumerate(scenes)]
-        row: dict[str, object] = {"outliers": share}
-        means = []
-        for method in (FUSION, PROPAGATION):
-            tuned = {
-                prior: scenes[0].overlap(
-                    reconstruct(scenes[0], measured[0], method, prior) > 0.5
-                )
-                for prior in PRIORS
-            }
-            prior = max(tuned, key=lambda p: tuned[p])
-            found = [
-                reconstruct(scene, scores, method, prior)
-                for scene, scores in zip(scenes[1:], measured[1:], strict=True)
-            ]
-            overlaps = {
-                scene.name: scene.overlap(p > 0.5)
-                for scene, p in zip(scenes[1:], found, strict=True)
-            }
-            means.append(float(np.mean(list(overlaps.values()))))
-            row[method] = {"prior": prior, "iou": overlaps, "mean": means[-1]}
-            pictures.append(found[0][:, len(found[0]) // 2])
-        figures.append(row)
-        gain = means[1] - means[0]
-        print(f"{share:<10g}{means[0]:20.1f}{means[1]:20.1f}{gain:+8.1f}", flush=True)
-    truth = scenes[1].solid[:, len(scenes[1].solid) // 2]
-    rows = [
-        np.hstack([truth, *pictures[2 * k : 2 * k + 2]]) for k in range(len(options.outliers))
-    ]
-    picture = Image.fromarray((255 * (1 - np.vstack(rows))).astype(np.uint8))
+    compared = Comparison(scenes, max(1, len(scenes) // 4), options.noise)
+    count = len(scenes) - compared.n_tuning
+    print(
+        f"{count} {'solid' if count == 1 else 'solids'}, {options.views} views, noise "
+        f"{options.noise:g} voxels; IoU in % of {FUSION}, {PROPAGATION} and the gain"
+    )
+    print("own bound, own prior: what counts as occupied, or the prior, is chosen for each method")
+    print(f"{'outliers':>8}{'prior':>7}" + "".join(f"{rule:>24}" for rule in RULES))
+    target = compared.share_of_target()
+    levels = []
+    marked = [(share, " ") for share in options.outliers]
+    if target is not None:
+        marked.append((target, "*"))
+    for share, mark in marked:
+        levels.append(compared.level(share))
+        line = f"{share:7.3f}{mark}{levels[-1]['one prior'][FUSION]['prior']:7g}"
+        for rule in RULES:
+            fusion, propagation = (levels[-1][rule][method]["mean"] for method in METHODS)
+            line += f"{fusion:10.1f}{propagation:7.1f}{propagation - fusion:+7.1f}"
+        print(line, flush=True)
+    print(
+        f"No share of outliers brings fusion to {TARGET:g}%." if target is None
+        else f"* the share that brings fusion to {TARGET:g}%, found on other solids than these"
+    )
+    write(levels, scenes[compared.n_tuning].solid, options)
+
+
+def write(levels: list[dict[str, Any]], solid: NDArray[np.bool_], options: Any) -> None:
+    """Slices of the truth and of both reconstructions for each level, and all figures."""
+    zoom = max(1, SIDE // len(solid))
+    rows = []
+    for k, level in enumerate(levels):
+        panels = []
+        for volume in (solid, *level.pop("pictures")):
+            grey = (255 * (1 - volume[:, len(volume) // 2])).astype(np.uint8)
+            size = zoom * grey.shape[1], zoom * grey.shape[0]
+            enlarged = Image.fromarray(grey).resize(size, Image.Resampling.NEAREST)
+            panels.append(ImageOps.expand(enlarged, 1, 160))
+        panels[0] = captioned(panels[0], f"{100 * level['outliers']:.3g}% outliers")
+        rows.append(side_by_side(*panels, titles=("truth", *METHODS) if k == 0 else ()))
     options.output.mkdir(parents=True, exist_ok=True)
-    enlarged = picture.resize((4 * picture.width, 4 * picture.height), Image.Resampling.NEAREST)
-    enlarged.save(options.output / "slices.png")
-    text = json.dumps({"noise": options.noise, "views": options.views, "levels": figures}, indent=2)
+    stack(*rows).save(options.output / "slices.png")
+    text = json.dumps({"noise": options.noise, "views": options.views, "levels": levels}, indent=2)
     (options.output / "figures.json").write_text(f"{text}\n", "utf-8")
     print(f"Slices (truth, {FUSION}, {PROPAGATION}) and figures are in {options.output}")
 

@@ -284,5 +284,7 @@ NB_MODULE(_native, m) {
   bind_graphcuts(m);
   bind_gibbs(m);
   bind_chains(m);
+  bind_factor_graphs(m);
   bind_rays(m);
+  bind_distance(m);
 }

@@ -30,6 +30,8 @@ template <class T> const T* data_or_null(const Scale<T>& scale, std::size_t n) {
 }
 
 void bind_chains(nb::module_& m);
+void bind_distance(nb::module_& m);
+void bind_factor_graphs(nb::module_& m);
 void bind_gibbs(nb::module_& m);
 void bind_plans(nb::module_& m);
 void bind_graphcuts(nb::module_& m);

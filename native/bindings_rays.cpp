@@ -2,6 +2,7 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -72,15 +73,28 @@ void bind_traversal(nb::module_& m) {
         "exits"_a.noconvert().none(), "threads"_a);
 }
 
-// Offsets and voxels were checked by whoever made the lists; only sizes are looked at here.
+// Offsets and voxels were checked by whoever made the lists, but may have been changed since.
+void require_inside(const Vector<std::int64_t>& offsets, const Vector<std::int32_t>& voxels,
+                    std::size_t n_voxels) {
+  bool is_good = offsets.data()[0] == 0;
+  for (std::size_t ray = 1; ray < offsets.shape(0); ++ray)
+    is_good &= offsets.data()[ray - 1] <= offsets.data()[ray];
+  std::uint32_t most = 0;  // negative ones are the largest of all
+  for (std::size_t at = 0; at < voxels.shape(0); ++at)
+    most = std::max(most, static_cast<std::uint32_t>(voxels.data()[at]));
+  require(is_good && (voxels.shape(0) == 0 || most < n_voxels), "offsets or voxels out of range");
+}
+
 template <class T>
 RayLists<T> lists_of(const Vector<std::int64_t>& offsets, const Vector<std::int32_t>& voxels,
-                     const Vector<T>& scores, const Vector<double>& empty_scores) {
+                     const Vector<T>& scores, const Vector<double>& empty_scores,
+                     std::size_t n_voxels) {
   require(offsets.shape(0) == empty_scores.shape(0) + 1, "offsets has the wrong length");
   const std::size_t n_rays = empty_scores.shape(0);
   require(offsets.data()[n_rays] == static_cast<std::int64_t>(voxels.shape(0)) &&
               scores.shape(0) == voxels.shape(0),
           "offsets, voxels and scores do not match");
+  require_inside(offsets, voxels, n_voxels);
   return {n_rays, offsets.data(), voxels.data(), scores.data(), empty_scores.data()};
 }
 
@@ -94,7 +108,7 @@ template <class T> void bind_propagation(nb::module_& m) {
            bool max_product, int threads) {
           require_threads(threads);
           require_bits(bits);
-          const auto rays = lists_of<T>(offsets, voxels, scores, empty_scores);
+          const auto rays = lists_of<T>(offsets, voxels, scores, empty_scores, beliefs.shape(0));
           require(sums.shape(0) == beliefs.shape(0), "sums has the wrong length");
           require(messages.shape(0) == voxels.shape(0), "messages has the wrong length");
           nb::gil_scoped_release release;
@@ -112,7 +126,7 @@ template <class T> void bind_propagation(nb::module_& m) {
            int threads) {
           require_threads(threads);
           require_bits(bits);
-          const auto rays = lists_of<T>(offsets, voxels, scores, empty_scores);
+          const auto rays = lists_of<T>(offsets, voxels, scores, empty_scores, beliefs.shape(0));
           require(messages.shape(0) == voxels.shape(0), "messages has the wrong length");
           require(depths.shape(0) == voxels.shape(0) && empty.shape(0) == rays.n_rays,
                   "depths or empty has the wrong length");
@@ -130,7 +144,7 @@ template <class T> void bind_propagation(nb::module_& m) {
            int bits, int threads) {
           require_threads(threads);
           require_bits(bits);
-          const auto rays = lists_of<T>(offsets, voxels, scores, empty_scores);
+          const auto rays = lists_of<T>(offsets, voxels, scores, empty_scores, sums.shape(0));
           require(prior.shape(0) == sums.shape(0), "sums has the wrong length");
           nb::gil_scoped_release release;
           fuse_depths<T>(rays, prior.data(), {sums.data(), bits}, threads);
@@ -152,6 +166,7 @@ void bind_rays(nb::module_& m) {
                                                static_cast<std::int64_t>(voxels.shape(0)),
                   "offsets has the wrong length");
           require(last_ray.shape(0) == degrees.shape(0), "last_ray has the wrong length");
+          require_inside(offsets, voxels, degrees.shape(0));
           nb::gil_scoped_release release;
           return count_rays(offsets.shape(0) - 1, offsets.data(), voxels.data(), degrees.shape(0),
                             last_ray.data(), degrees.data());

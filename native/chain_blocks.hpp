@@ -11,7 +11,7 @@
 
 namespace crfield {
 
-// A table of transitions in padded rows, and the same by columns.
+// A table of transitions in padded rows, and the same by columns once that is asked for.
 struct ChainTable {
   std::vector<double> rows, columns;
   double least = 0;
@@ -41,31 +41,25 @@ struct ChainTable {
   std::vector<double> lowest_;
 };
 
-// The table of each edge: one for all, or made when it is asked for.
+// The table of each edge, made when it is asked for: once where all edges share it.
 template <class T> class ChainTables {
  public:
   ChainTables(const Chains<T>& chains, double factor, bool weigh)
-      : chains_(&chains), factor_(factor), weigh_(weigh) {
-    if (chains.per_edge) return;
-    table_.set(chains.transitions, factor, chains.n_states, weigh);
-    table_.transpose(chains.n_states);
-  }
+      : chains_(&chains), factor_(factor), weigh_(weigh) {}
   const ChainTable& with_rows(std::size_t edge) {
-    if (chains_->per_edge) make(edge);
+    if (chains_->per_edge || table_.rows.empty())
+      table_.set(chains_->table(edge), factor_, chains_->n_states, weigh_);
     return table_;
   }
   const ChainTable& with_columns(std::size_t edge) {
-    if (chains_->per_edge) {
-      make(edge);
+    if (chains_->per_edge || table_.columns.empty()) {
+      with_rows(edge);
       table_.transpose(chains_->n_states);
     }
     return table_;
   }
 
  private:
-  void make(std::size_t edge) {
-    table_.set(chains_->table(edge), factor_, chains_->n_states, weigh_);
-  }
 
   const Chains<T>* chains_;
   double factor_;

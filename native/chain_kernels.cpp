@@ -61,18 +61,20 @@ void weigh(const T* x, double factor, std::size_t n_rows, int n, bool common, do
     const V end = get(row, last, n, has_next(r));
     V low = real ? end : V{} + static_cast<double>(row[0]);
     for (int c = 0; c < last; c += width) low = smaller(low, get(row, c, n, true));
-    least[r] = factor * min_lanes<V>(low);
+    least[r] = min_lanes<V>(low);
   }
   if (common)
     for (std::size_t r = 1; r < n_rows; ++r) least[0] = least[r] < least[0] ? least[r] : least[0];
   for (std::size_t r = 0; r < n_rows; ++r, out += stride) {
     const T* row = x + r * n;
+    // Subtracted before it is multiplied, so that no rounding makes an exponent positive.
     const double from = least[common ? 0 : r];
     for (int c = 0; c < last; c += width)
-      store<V>(out + c, exp_nonpositive<V>(from - factor * get(row, c, n, true)));
-    const V end = exp_nonpositive<V>(from - factor * get(row, last, n, has_next(r)));
+      store<V>(out + c, exp_nonpositive<V>(factor * (from - get(row, c, n, true))));
+    const V end = exp_nonpositive<V>(factor * (from - get(row, last, n, has_next(r))));
     store<V>(out + last, real ? end : V{});
   }
+  for (std::size_t r = 0; r < n_rows; ++r) least[r] *= factor;
 }
 
 double forward(const double* before, const double* table, const double* weights, int n, double* out) {

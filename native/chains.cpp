@@ -12,6 +12,8 @@ namespace {
 // Weights below 1e-307 are dropped where they arise. What is lost at a node is at most n times that,
 // times beta there, and the same goes for beta itself: nothing that counts, within these bounds.
 constexpr double least_scale = 1e-90, largest_beta = 1e200;
+// Samples that are drawn together, so that the table of an edge is made once for all of them.
+constexpr std::size_t samples_a_turn = 256;
 
 // The product of many numbers as a sum of few logarithms.
 class LogProduct {
@@ -66,46 +68,38 @@ template <class T> class Passes {
     }
   }
 
-  void edge_marginals(T* out) {
-    std::vector<double> pair(chains_.table_size());
-    for (std::size_t t = 0; t + 1 < length_; ++t, out += pair.size()) {
-      const double sum = pair_weights(t, pair.data());
-      for (std::size_t k = 0; k < pair.size(); ++k) out[k] = static_cast<T>(pair[k] / sum);
-    }
-  }
-
-  // Adds up pairwise marginals, (n, stride); those that lack the table which all edges share apart.
-  void add_counts(double* whole, double* without_table) {
-    if (is_linear_ && !chains_.per_edge)
-      return chain_kernels().add_products(alpha_.data(), pull_.data() + stride(), length_ - 1, n(),
-                                          without_table);
-    std::vector<double> pair(chains_.table_size());
+  // Pairwise marginals: of each edge to `edges` (null: not wanted), and added up, (n, stride), those
+  // that lack the table which all edges share apart.
+  void add_pairs(T* edges, double* whole, double* without_table) {
+    const bool is_shared = is_linear_ && !chains_.per_edge;
+    if (is_shared)
+      chain_kernels().add_products(alpha_.data(), pull_.data() + stride(), length_ - 1, n(),
+                                   without_table);
+    if (is_shared && !edges) return;
+    pair_.resize(chains_.table_size());
     for (std::size_t t = 0; t + 1 < length_; ++t) {
-      const double sum = pair_weights(t, pair.data());
+      const double sum = pair_weights(t, pair_.data());
+      for (double& pair : pair_) pair /= sum;
+      if (edges) edges = std::transform(pair_.begin(), pair_.end(), edges,
+                                        [](double pair) { return static_cast<T>(pair); });
+      if (is_shared) continue;
       for (int a = 0; a < n(); ++a)
         for (int b = 0; b < n(); ++b)
-          whole[a * stride() + b] += pair[static_cast<std::size_t>(a) * n() + b] / sum;
+          whole[a * stride() + b] += pair_[static_cast<std::size_t>(a) * n() + b];
     }
   }
 
-  void sample(Uniform random, std::int32_t* labels) {
+  // One label after the other from the last on, of all samples at once: sample s goes to
+  // labels + s * step.
+  void sample(std::vector<Uniform>& random, std::size_t step, std::int32_t* labels) {
     std::vector<double> weight(static_cast<std::size_t>(n()));
     for (std::size_t t = length_; t-- > 0;) {
-      const double* alpha = alpha_.data() + t * stride();
-      const double* column = nullptr;
-      if (t + 1 < length_)
-        column = tables().with_columns(edge_ + t).columns.data() + labels[t + 1] * stride();
-      for (int k = 0; k < n(); ++k)
-        weight[k] = is_linear_ ? alpha[k] * (column ? column[k] : 1)
-                               : alpha[k] - (column ? column[k] : 0);
-      if (!is_linear_) exponentiate(weight.data(), weight.size());
-      double sum = 0;
-      for (double& w : weight) w = sum += w;
-      const double at = random.next<double>() * sum;
-      labels[t] = static_cast<std::int32_t>(
-          std::upper_bound(weight.begin(), weight.end() - 1, at) - weight.begin());
-      // Rounding up may lead past the last label that has any weight.
-      while (labels[t] > 0 && weight[labels[t]] == weight[labels[t] - 1]) --labels[t];
+      const double* columns = nullptr;
+      if (t + 1 < length_) columns = tables().with_columns(edge_ + t).columns.data();
+      for (std::size_t s = 0; s < random.size(); ++s) {
+        std::int32_t* label = labels + s * step + t;
+        *label = draw(t, columns ? columns + label[1] * stride() : nullptr, random[s], weight);
+      }
     }
   }
 
@@ -114,6 +108,23 @@ template <class T> class Passes {
   std::size_t stride() const { return static_cast<std::size_t>(padded_states(n())); }
   const T* costs(std::size_t t) const { return chains_.costs + (node_ + t) * n(); }
   ChainTables<T>& tables() { return is_linear_ ? weights_of_ : costs_of_; }
+
+  // The label of node t, given the column of its table that belongs to the label after it.
+  std::int32_t draw(std::size_t t, const double* column, Uniform& random,
+                    std::vector<double>& weight) const {
+    const double* alpha = alpha_.data() + t * stride();
+    for (int k = 0; k < n(); ++k)
+      weight[k] = is_linear_ ? alpha[k] * (column ? column[k] : 1)
+                             : alpha[k] - (column ? column[k] : 0);
+    if (!is_linear_) exponentiate(weight.data(), weight.size());
+    double sum = 0;
+    for (double& w : weight) w = sum += w;
+    const double at = random.next<double>() * sum;
+    auto label = std::upper_bound(weight.begin(), weight.end() - 1, at) - weight.begin();
+    // Rounding up may lead past the last label that has any weight.
+    while (label > 0 && weight[label] == weight[label - 1]) --label;
+    return static_cast<std::int32_t>(label);
+  }
 
   bool forward() {
     const ChainKernels& kernels = chain_kernels();
@@ -126,7 +137,7 @@ template <class T> class Passes {
       const double scale =
           kernels.forward(t ? row - stride() : nullptr, table ? table->rows.data() : nullptr,
                           weights_.data() + t * stride(), n(), row);
-      if (!(scale >= least_scale)) return false;
+      if (!(scale >= least_scale && scale <= 2.0 * n())) return false;
       product.multiply(scale_[t] = scale);
       constant += least_[t] + (table ? table->least : 0);
     }
@@ -218,6 +229,7 @@ template <class T> class Passes {
   std::size_t node_ = 0, edge_ = 0, length_ = 0;
   std::vector<double> alpha_, pull_, weights_, q_;  // (length, stride)
   std::vector<double> scale_, least_;               // (length,)
+  std::vector<double> pair_;                        // (n, n)
   double log_partition_ = 0;
   bool is_linear_ = true;
 };
@@ -232,21 +244,17 @@ void sum_chains(const Chains<T>& chains, double temperature, int threads, const 
   const auto bounds = chain_blocks(chains, std::clamp<std::size_t>(room / size, 1, 64));
   const std::size_t n_blocks = bounds.size() - 1;
   // Of each block, with the table of transitions multiplied in and without.
-  std::vector<double> counts(out.counts ? 2 * n_blocks * size : 0);
+  std::vector<double> counts(2 * n_blocks * size);
   for_chains(
       bounds, threads, [&] { return Passes<T>(chains, temperature); },
       [&](Passes<T>& passes, std::size_t block, std::size_t chain) {
-        const double log_partition = passes.run(chain);
-        if (out.log_partition) out.log_partition[chain] = log_partition;
-        if (out.marginals) passes.marginals(out.marginals + chains.first_node(chain) * n);
-        if (out.edge_marginals)
-          passes.edge_marginals(out.edge_marginals + chains.first_edge(chain) * n * n);
-        if (out.counts) {
-          double* both = counts.data() + 2 * block * size;
-          passes.add_counts(both, both + size);
-        }
+        out.log_partition[chain] = passes.run(chain);
+        passes.marginals(out.marginals + chains.first_node(chain) * n);
+        T* edges = out.edge_marginals;
+        double* both = counts.data() + 2 * block * size;
+        passes.add_pairs(edges ? edges + chains.first_edge(chain) * n * n : nullptr, both,
+                         both + size);
       });
-  if (!out.counts) return;
   std::fill_n(out.counts, n * n, 0.0);
   ChainTable weights;
   if (!chains.per_edge) weights.set(chains.transitions, 1 / temperature, chains.n_states, true);
@@ -267,8 +275,13 @@ void sample_chains(const Chains<T>& chains, double temperature, std::uint64_t se
       chain_blocks(chains, 64), threads, [&] { return Passes<T>(chains, temperature); },
       [&](Passes<T>& passes, std::size_t, std::size_t chain) {
         passes.run(chain);
-        for (std::size_t s = 0; s < n_samples; ++s)
-          passes.sample(Uniform(seed, s, chain), labels + s * n_nodes + chains.first_node(chain));
+        std::vector<Uniform> random;
+        for (std::size_t first = 0; first < n_samples; first += samples_a_turn) {
+          random.clear();
+          for (std::size_t s = first; s < std::min(n_samples, first + samples_a_turn); ++s)
+            random.emplace_back(seed, s, chain);
+          passes.sample(random, n_nodes, labels + first * n_nodes + chains.first_node(chain));
+        }
       });
 }
 

@@ -28,12 +28,12 @@ template <class T> struct Chains {
   const T* table(std::size_t edge) const { return transitions + (per_edge ? edge * table_size() : 0); }
 };
 
-// What to compute; null: not wanted.
+// What is computed.
 template <class T> struct ChainSums {
   double* log_partition;  // (n_chains,)
   T* marginals;           // (n_nodes, n_states)
   double* counts;         // (n_states, n_states), the pairwise marginals of all edges added up
-  T* edge_marginals;      // (n_edges, n_states, n_states)
+  T* edge_marginals;      // (n_edges, n_states, n_states), or null: not wanted
 };
 
 template <class T>

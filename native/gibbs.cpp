@@ -9,6 +9,14 @@ namespace crfield {
 
 namespace {
 
+// In [0, 1), where a draw of 0, which would be below any probability, is drawn again among all numbers
+// that the grid of draws rounds down to it.
+template <class T> T fine_draw(Uniform& random) {
+  constexpr T step = sizeof(T) == 4 ? static_cast<T>(0x1p-24) : static_cast<T>(0x1p-53);
+  const T u = random.template next<T>();
+  return u > 0 ? u : step * random.template next<T>();
+}
+
 template <class T> T signed_label(std::uint8_t label) { return static_cast<T>(2 * label - 1); }
 
 template <class T> void sweep_one(const GridChains<T>& chains, std::size_t chain, Uniform random) {
@@ -27,7 +35,7 @@ template <class T> void sweep_one(const GridChains<T>& chains, std::size_t chain
         if (row > 0) x += down[i - width] * signed_label<T>(labels[i - width]);
         if (row + 1 < height) x += down[i] * signed_label<T>(labels[i + width]);
         // u < sigmoid(x)
-        labels[i] = random.template next<T>() * (1 + std::exp(-x)) < 1;
+        labels[i] = fine_draw<T>(random) * (1 + std::exp(-x)) < 1;
       }
 }
 

@@ -1,6 +1,6 @@
 // Short fixed-width vectors for the hot loops, on the compiler's vector extension.
 //
-// Included only by kernels.cpp and chain_kernels.cpp, inside their per-target namespaces: nothing here
+// Included only by kernels.cpp and the like, inside their per-target namespaces: nothing here
 // may be shared between translation units that are compiled for different instruction sets.
 #pragma once
 

@@ -8,6 +8,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -60,7 +61,11 @@ class Pool {
   void run(const std::shared_ptr<Job>& job, int helpers) {
     {
       std::lock_guard lock(mutex_);
-      for (; n_workers_ < helpers; ++n_workers_) std::thread([this] { work(); }).detach();
+      try {
+        for (; n_workers_ < helpers; ++n_workers_) std::thread([this] { work(); }).detach();
+      } catch (const std::system_error&) {
+        // There are no more to be had: the caller and the workers there are take all parts.
+      }
       jobs_.push_back(job);
       ++n_jobs_;
     }

@@ -1,5 +1,7 @@
 """Arrays that are wrong: one sentence back that names the place, the entry and the remedy."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -166,6 +168,36 @@ def test_labels_first_without_layout_is_called_so():
     assert 'layout="channels_last"' in refusal(infer, layout="channels_first")
     assert 'layout="channels_first"' in refusal(refine, IMAGE, soft)
     assert 'layout="channels_first"' in refusal(refine, None, soft, bilateral=None)
+
+
+SCAN = np.zeros((4, 5, 6))
+
+
+@pytest.mark.parametrize(
+    ("image", "given", "words"),
+    [
+        (IMAGE, LABELS[:4], "labels have shape (4, 7), the image (6, 7, 3); bring both"),
+        (IMAGE, LABELS[None], "drop the first axis,"),
+        (IMAGE, LABELS[..., None], "drop the last axis"),
+        (IMAGE, np.eye(4, dtype=int)[LABELS][..., :2], ".argmax(-1)"),
+        (IMAGE, PROBABILITIES[:4], "probabilities have shape (4, 7, 4), the image"),
+        (IMAGE, PROBABILITIES[None], "drop the first axis,"),
+        (IMAGE, np.full((1, 6, 7, 3), 1 / 3), "drop the first axis,"),
+        (IMAGE, np.moveaxis(PROBABILITIES, -1, 0)[None], 'and pass layout="channels_first"'),
+        (IMAGE[None], LABELS, "drop the first axis of the image"),
+        (np.moveaxis(IMAGE, -1, 0), LABELS, "the image's channels come first"),
+        (SCAN, SCAN.T.astype(int), "axes look reversed"),
+        (SCAN, np.full((6, 5, 4, 2), 0.5), "axes look reversed"),
+    ],
+)
+def test_a_segmentation_of_another_size_is_told_what_to_do(image, given, words):
+    assert words in refusal(refine, image, given)
+
+
+@pytest.mark.parametrize("name", ["flower.jpg", Path("flower.jpg")])
+def test_names_of_files_are_called_so(name):
+    assert "got the name of a file, 'flower.jpg'; open it" in refusal(refine, name, LABELS)
+    assert "got the name of a file, 'flower.jpg'; open it" in refusal(refine, IMAGE, name)
 
 
 def test_labels_first_with_layout_gives_the_same_result():

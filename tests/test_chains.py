@@ -175,6 +175,49 @@ def test_every_number_of_states_agrees_with_logarithms(n_states):
     assert chain_energies(costs, table, found.labels) == pytest.approx(found.energies, rel=1e-12)
 
 
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 3.0])
+@pytest.mark.parametrize("size", [1e15, 1e19, 1e22, 1e29])
+def test_costs_that_swallow_all_else_leave_probabilities(size, temperature):
+    rng = np.random.default_rng(13)
+    n = 3000
+    alone = size * rng.uniform(-1, 1, size=(n, 1))
+    alone[0] = 3.5697022210810327e19
+    found = infer_chains(alone, [[0.0]], lengths=np.ones(n, int), temperature=temperature)
+    np.testing.assert_array_equal(found.marginals, 1)
+    np.testing.assert_allclose(found.log_partition, -alone[:, 0], rtol=1e-12)
+    even = infer_chains(
+        np.repeat(alone, 2, 1), np.zeros((2, 2)), lengths=np.ones(n, int), temperature=temperature
+    )
+    np.testing.assert_array_equal(even.marginals, 0.5)
+    table = infer_chains(np.zeros((2, 1)), alone[:1], temperature=temperature)
+    np.testing.assert_array_equal(table.marginals, 1)
+    np.testing.assert_allclose(table.log_partition, [-alone[0, 0]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_equal_tables_of_edges_draw_what_one_table_draws(scale):
+    rng = np.random.default_rng(14)
+    lengths = np.array([1, 7, 20])
+    costs, table = scale * rng.standard_normal((28, 5)), scale * rng.standard_normal((5, 5))
+    tables = np.broadcast_to(table, (25, 5, 5))
+    one = sample_chains(costs, table, lengths=lengths, n_samples=600, seed=3)
+    np.testing.assert_array_equal(
+        one, sample_chains(costs, tables, lengths=lengths, n_samples=600, seed=3)
+    )
+    np.testing.assert_array_equal(
+        one[:2], sample_chains(costs, table, lengths=lengths, n_samples=2, seed=3)
+    )
+
+
+def test_narrow_and_wide_numbers():
+    costs, table = np.array([[1 + 1e-10, 1.0]]), np.zeros((2, 2))
+    assert infer_chains(costs.astype(np.float16), table.astype(np.float16)).marginals.dtype == (
+        np.float32
+    )
+    assert infer_chains(costs.astype(np.longdouble), table).marginals.dtype == np.float64
+    assert best_chains(costs.astype(np.longdouble), table.astype(np.longdouble)).labels == [1]
+
+
 def test_a_hundred_thousand_nodes():
     rng = np.random.default_rng(8)
     costs, table = 4 * rng.standard_normal((100_000, 3)), rng.standard_normal((3, 3))

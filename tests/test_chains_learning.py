@@ -142,7 +142,8 @@ def test_neighbours_help_where_features_say_little():
 
 def test_the_weights_of_the_parts_are_optimal():
     data = training_chains(*made_up_chains(np.random.default_rng(7), n_chains=50))
-    model, _, weights = learn_piecewise(data, 3, l2=1.0)
+    model, _, parts = learn_piecewise(data, 3, l2=1.0)
+    weights = parts.weights
     at = [
         likelihood(
             ChainModel(a * model.weights, a * model.bias, b * model.transitions), data, 0.0
@@ -199,9 +200,105 @@ def test_a_run_cut_short_says_so():
         ChainCRF(max_iter=2).fit(X, y)
 
 
+@pytest.mark.parametrize("optimizer", ["lbfgs", "cg"])
+@pytest.mark.parametrize("factor", [1e4, 1e8, 1e50, 1e99])
+def test_features_of_any_size_are_learned_from(factor, optimizer):
+    X, y = made_up_chains(np.random.default_rng(12))
+    # With hardly a ridge the labels say the same of features of any size.
+    plain = ChainCRF(C=1e6, optimizer=optimizer, max_iter=2000).fit(X, y)
+    scaled = ChainCRF(C=1e6, optimizer=optimizer, max_iter=2000).fit(
+        [factor * features for features in X], y
+    )
+    assert scaled.objective_[-1] == pytest.approx(plain.objective_[-1], abs=1e-3)
+    assert scaled.objective_[-1] < scaled.objective_[0] - 1
+    assert scaled.expectations_.largest_gap <= 2e-5
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "cg"])
+@pytest.mark.parametrize("tol", [1e-2, 1e-5, 1e-7])
+def test_convergence_means_that_the_gradient_is_small(tol, optimizer):
+    data = training_chains(*made_up_chains(np.random.default_rng(13)))
+    model, course = learn_chains(
+        ChainModel.zeros(4, 3), data, l2=0.1, tol=tol, optimizer=optimizer, max_iter=1000
+    )
+    assert course.converged
+    largest = np.maximum(np.abs(data.features).max(0), 1)[:, None]
+    _, gradient = likelihood(model, data, 0.1)
+    gaps = [gradient.weights / largest, gradient.bias, gradient.transitions]
+    assert max(np.abs(gap).max() for gap in gaps) == pytest.approx(course.gap)
+    assert course.gap <= tol
+    assert len(course.values) == course.n_iter + 1
+
+
+def test_learning_that_leads_nowhere_says_so():
+    X, y = made_up_chains(np.random.default_rng(14))
+    with pytest.warns(UserWarning, match="scale the features"):
+        ChainCRF(tol=1e-300, max_iter=5000).fit(X, y)
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid")
+@pytest.mark.parametrize("step_size", [1e6, 1e300])
+def test_steps_out_of_the_range_of_numbers_are_refused(step_size):
+    X, y = made_up_chains(np.random.default_rng(15))
+    crf = ChainCRF(optimizer="sgd", step_size=step_size)
+    assert "smaller step_size" in refusal(crf.fit, X, y)
+
+
+@pytest.mark.parametrize("C", [1e-30, 1e-12, 1e30])
+def test_ridges_of_any_strength(C):
+    X, y = made_up_chains(np.random.default_rng(16))
+    crf = ChainCRF(C=C, max_iter=2000).fit(X, y)
+    assert np.isfinite(crf.coef_).all()
+    if C < 1:
+        assert np.abs(crf.coef_).max() < 1e3 * C
+        # What is left are the shares of the labels.
+        shares = np.bincount(np.concatenate(y)) / len(np.concatenate(y))
+        np.testing.assert_allclose(crf.predict_proba(X[:1])[0][0], shares, atol=1e-4)
+
+
+def test_piecewise_training_reports_both_of_its_courses():
+    X, y = made_up_chains(np.random.default_rng(17))
+    data = training_chains(X, y)
+    crf = ChainCRF(training="piecewise").fit(X, y)
+    # The classifier of nodes starts from equal labels, as many times as a chain has nodes.
+    assert crf.objective_[0] == pytest.approx(len(data.labels) / len(data) * np.log(3))
+    model = ChainModel(crf.coef_.T, crf.intercept_, crf.transition_coef_)
+    assert crf.part_objective_[-1] == pytest.approx(likelihood(model, data, 0.0)[0])
+    assert crf.part_objective_[-1] <= crf.part_objective_[0]
+    assert ChainCRF().fit(X, y).part_objective_ is None
+
+
+def test_tables_in_another_order_predict_the_same():
+    X, y = made_up_chains(np.random.default_rng(18))
+    crf = ChainCRF().fit(X, y)
+    before = crf.predict(X)
+    crf.transition_coef_ = np.asfortranarray(crf.transition_coef_)
+    crf.coef_ = np.asfortranarray(crf.coef_)
+    for ours, theirs in zip(crf.predict(X), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_labels_of_several_kinds_are_refused():
+    X = [np.ones((2, 1)), np.ones((2, 1))]
+    assert "one kind" in refusal(ChainCRF().fit, X, [[1, 2], ["a", "b"]])
+    assert "one kind" in refusal(ChainCRF().fit, X, [["a", "b"], ["a", 1]])
+    crf = ChainCRF().fit(X, ["ab", "ba"])
+    assert "numbers; convert" in refusal(crf.score, X, [[1, 2], [2, 1]])
+
+
+def test_features_that_leave_no_room_are_refused():
+    X, y = made_up_chains(np.random.default_rng(19), n_chains=3)
+    assert "must not exceed 1e+100" in refusal(ChainCRF().fit, [1e101 * x for x in X], y)
+    crf = ChainCRF().fit(X, y)
+    for function in (crf.predict, crf.predict_proba):
+        assert "like those of fit" in refusal(function, [np.full((2, 4), 1e99)])
+
+
 def test_wrong_input_is_refused():
     X, y = made_up_chains(np.random.default_rng(11), n_chains=3)
     assert "C must be positive" in refusal(ChainCRF(C=-1).fit, X, y)
+    for C in (1e-320, 1e-31, 1e31):
+        assert "C must lie between" in refusal(ChainCRF(C=C).fit, X, y)
     assert "C must be one number" in refusal(ChainCRF(C=[1, 2]).fit, X, y)
     assert "optimizer" in refusal(ChainCRF(optimizer="newton").fit, X, y)
     assert "training" in refusal(ChainCRF(training="none").fit, X, y)
@@ -219,3 +316,23 @@ def test_wrong_input_is_refused():
     crf = ChainCRF().fit(X, y)
     assert "4 features" in refusal(crf.predict, [np.ones((2, 5))])
     assert "threads" in refusal(ChainCRF(threads=0).fit, X, y)
+    spoilt = [x.copy() for x in X]
+    spoilt[1][0, 2] = np.nan
+    for call in (crf.predict, lambda X: ChainCRF().fit(X, y)):
+        assert "X[1] must be finite, got nan at index (0, 2)" in refusal(call, spoilt)
+    sparse = pytest.importorskip("scipy.sparse")
+    assert "X[0] must be a dense array" in refusal(crf.predict, [sparse.csr_matrix(X[0])])
+    assert "call .toarray()" in refusal(crf.predict, sparse.csr_matrix(X[0]))
+
+
+def test_object_arrays_are_lists_of_chains():
+    X, y = made_up_chains(np.random.default_rng(12), n_chains=5)
+    Xo, yo = np.empty(5, object), np.empty(5, object)
+    Xo[:], yo[:] = X, y
+    crf = ChainCRF().fit(X, y)
+    np.testing.assert_array_equal(ChainCRF().fit(Xo, yo).coef_, crf.coef_)
+    # Chains of one length become one array of numbers that are objects.
+    X, y = [np.ones((3, 2)), np.zeros((3, 2))], [[0, 1, 1], [1, 0, 0]]
+    found = ChainCRF().fit(np.array(X, dtype=object), np.array(y, dtype=object))
+    assert found.classes_.dtype.kind == "i"
+    assert found.score(X, y) == found.score(np.array(X, dtype=object), y)

@@ -18,6 +18,7 @@ from crfield.graphcut import (
     minimize_binary,
     minimize_binary_grid,
 )
+from crfield.graphcut._checks import padded_cells
 from refusal import refusal
 
 COSTS = np.zeros((2, 4, 5))
@@ -62,6 +63,7 @@ def with_entry(array, index, value):
         (lambda: cut_grids(COSTS, WEIGHTS, threads=0), "threads"),
         (lambda: cut_grids(np.full((1, 4, 5), 2**62), np.ones((1, 2, 4, 5), int)), "64 bits"),
         (lambda: minimize_binary_grid(np.zeros((4, 5, 3)), WEIGHTS[0]), "(*grid, 2)"),
+        (lambda: minimize_binary_grid(np.zeros((0, 3, 2)), WEIGHTS[0]), "unary must"),
         (lambda: minimize_binary_grid(np.zeros((4, 5, 2)), WEIGHTS), "weights must have shape"),
         (lambda: minimize_binary_grid(np.zeros((4, 5, 2)), -WEIGHTS[0]), "not be negative"),
         (lambda: minimize_binary(UNARY[:, :1], EDGES, [1, 1]), "(N, 2)"),
@@ -194,3 +196,41 @@ def test_weights_that_make_no_sense(call, words):
 def test_what_memory_cannot_hold_is_refused_at_once():
     costs, weights = (np.broadcast_to(np.float32(0), (1, *n, 9999, 9999, 9999)) for n in ((), (3,)))
     assert "GiB" in refusal(cut_grids, costs, weights)
+    assert "GiB" in refusal(constant_weights, (10**6, 10**6), 8)
+
+
+@pytest.mark.parametrize(("grid", "wanted"), [
+    ((4, 5), 5 * 6 + 2 * 7), ((3, 4, 5), 3 * 5 * 6 + 2 * (30 + 7)), ((9, 1, 1), 9 * 4 + 2 * 7),
+])
+def test_the_border_counts_as_memory(grid, wanted):
+    assert padded_cells(grid) == wanted
+
+
+def test_whole_numbers_are_refused_by_their_sum():
+    costs = np.full((1, 1000, 1000), 5)
+    costs[0, 0, 0] = -(10**13)
+    found = cut_grids(costs, np.ones((1, 2, 1000, 1000), int))
+    assert found.energies[0] == 2 - 10**13
+    assert found.labels.sum() == 1
+    message = refusal(cut_grids, np.full((1, 2, 2), 2**60), np.full((1, 2, 2, 2), 2**58))
+    assert "costs and weights" in message
+    assert "got 5.76e+18" in message
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 2, 2), (0, 3), (0, 1, 1)])
+def test_no_edges_have_tables_of_any_shape(shape):
+    found = minimize_binary(np.array([[0.0, 1.0], [2.0, -1.0]]), [], np.zeros(shape))
+    assert found.labels.tolist() == [0, 1]
+    assert found.energy == -1
+
+
+def test_weights_off_the_grid_do_not_count():
+    """Neither against the largest cost, in either kind of moves."""
+    weights = np.ones((2, 2, 2), np.float32)
+    weights[0, :, -1] = weights[1, -1] = 9e29
+    for moves in (alpha_expansion_grid, alpha_beta_swap_grid):
+        assert moves(np.zeros((2, 2, 2)), weights, 2 * (1 - np.eye(2))).converged
+    weights[0, 0, 0] = 9e29
+    assert "weights times compatibility" in refusal(
+        alpha_expansion_grid, np.zeros((2, 2, 2)), weights, 2 * (1 - np.eye(2))
+    )

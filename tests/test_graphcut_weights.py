@@ -64,6 +64,15 @@ def test_contrast_of_flat_and_extreme_images():
     assert contrast_weights(1e90 * np.eye(3), 4, beta=1e300).max() == 1
 
 
+@pytest.mark.parametrize("scale", [1e-155, 1e-160, 1e-300, 5e-324, 1e60])
+def test_contrast_does_not_depend_on_origin_and_scale(scale):
+    steps = np.array([[0, 1, 1], [1, 0, 2]])
+    wanted = contrast_weights(steps.astype(float), 8)
+    np.testing.assert_allclose(contrast_weights(scale * steps, 8), wanted, rtol=1e-12)
+    beside = np.stack([np.ones(steps.shape), scale * steps], -1)  # a channel that is constant
+    np.testing.assert_allclose(contrast_weights(beside, 8), wanted, rtol=1e-12)
+
+
 @pytest.mark.parametrize(("grid", "neighbours"), KINDS)
 def test_boundary(grid, neighbours):
     rng = np.random.default_rng(3)

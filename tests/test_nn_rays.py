@@ -26,7 +26,7 @@ def some_model(seed=0, n_rays=12):
 
 def tensors(model):
     """Log-scores, voxels, the prior's log-odds and empty log-scores."""
-    prior = torch.from_numpy(model.prior)
+    prior = torch.tensor(model.prior)
     return (
         pad_rays(model.offsets, np.log(model.scores), 0.0), pad_rays(model.offsets, model.voxels),
         torch.logit(prior), torch.from_numpy(np.log(model.empty_scores)),
@@ -121,5 +121,50 @@ def test_wrong_input_is_refused():
     assert "damping must be" in refusal(propagate_rays, scores, voxels, prior, damping=1.0)
     assert "n_iter must be" in refusal(propagate_rays, scores, voxels, prior, n_iter=0)
     assert "must be a tensor" in refusal(propagate_rays, scores.numpy(), voxels, prior)
-    assert "offsets must rise" in refusal(pad_rays, [0, 3], [1, 2])
+    assert "from 0 to the 2 entries of values" in refusal(pad_rays, [0, 3], [1, 2])
     assert "match them" in refusal(expected_depth_error, scores, scores, prior)
+
+
+def test_what_sums_along_rays_cannot_hold_is_refused():
+    model, _ = some_model()
+    scores, voxels, prior, _ = tensors(model)
+    for dtype in (torch.float16, torch.bfloat16, torch.int64):
+        assert "float32 or float64" in refusal(propagate_rays, scores.to(dtype), voxels, prior)
+    assert "floating-point" in refusal(propagate_rays, scores, voxels, prior.long())
+    assert "must be whole" in refusal(propagate_rays, scores, voxels >= 0, prior)
+    twice = voxels.clone()
+    twice[0, 1] = twice[0, 0]
+    assert f"got {int(twice[0, 0])} twice on ray 0" in refusal(
+        propagate_rays, scores, twice, prior
+    )
+    assert "must not exceed 1e+20" in refusal(
+        propagate_rays, torch.full_like(scores, -1e31), voxels, prior
+    )
+
+
+def test_voxels_of_narrow_types_are_the_same_voxels():
+    prior = torch.zeros(300)
+    voxels = torch.tensor([[3, 1, 2]])
+    wide = propagate_rays(torch.zeros(1, 3), voxels, prior)
+    narrow = propagate_rays(torch.zeros(1, 3), voxels.to(torch.uint8), prior)
+    assert torch.equal(wide.log_odds, narrow.log_odds)
+    padded = propagate_rays(torch.zeros(1, 4), torch.tensor([[3, 1, 2, -1]]), prior)
+    assert torch.equal(wide.log_odds, padded.log_odds)
+    signed = propagate_rays(
+        torch.zeros(1, 4), torch.tensor([[3, 1, 2, -1]], dtype=torch.int8), prior
+    )
+    assert torch.equal(wide.log_odds, signed.log_odds)
+
+
+def test_lists_are_padded_or_refused():
+    unsigned = pad_rays(np.array([0, 2, 3], np.uint64), np.arange(3, dtype=np.uint32))
+    assert unsigned.tolist() == [[0, 1], [2, -1]]
+    assert "got 1 to 2" in refusal(pad_rays, [1, 2], [1, 2])
+    assert "must not fall" in refusal(pad_rays, np.array([0, 5, 3], np.uint64), np.arange(3))
+    assert "whole numbers" in refusal(pad_rays, [0.0, 2.0], [1, 2])
+    assert "whole numbers" in refusal(pad_rays, 2, [1, 2])
+    assert "R >= 1 rays" in refusal(pad_rays, [], [])
+    assert "shape (E,)" in refusal(pad_rays, [0, 2], [[1, 2]])
+    assert "real numbers" in refusal(pad_rays, [0, 2], ["a", "b"])
+    uneven = np.append(np.arange(10**6), 2 * 10**6)
+    assert "GiB" in refusal(pad_rays, uneven, np.broadcast_to(0.0, 2 * 10**6))

@@ -75,6 +75,20 @@ def test_messages_of_twelve_voxels(max_product):
     close(found, reference.normalised(expected, max_product))
 
 
+@PRODUCTS
+def test_messages_of_any_magnitude(max_product):
+    plain = ray_messages([[1, 1], [1, 2]], [1.0, 0.5], 0.25, max_product=max_product)
+    for size in (1e-320, 1e-310, 1e30):
+        scores = np.array([size, size / 2])
+        found = ray_messages([[1, 1], [1, 2]], scores, size / 4, max_product=max_product)
+        close(found, plain, 1e-3 if size == 1e-320 else 1e-12)  # which has few digits itself
+    huge = [[1e308, 1e308], [8e307, 1.6e308]]
+    close(ray_messages(huge, [1.0, 0.5], 0.25, max_product=max_product), plain)
+    whole, exact = 2**24 + 1, float(2**24 + 1)
+    even = [[1, 1], [1, 1]]
+    close(ray_messages(even, [whole, 2**24]), ray_messages(even, [exact, 2.0**24]), 0)
+
+
 def test_messages_that_rule_everything_out_are_zeros():
     found = ray_messages([[0, 1], [1, 1], [1, 1]], [0.0, 1.0, 1.0])
     close(found, [[1, 0], [0, 0], [0, 0]])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from crfield import _native
 from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer_rays, ray_messages
 from refusal import refusal
 
@@ -45,7 +46,8 @@ def test_the_good_model_is_accepted():
     ({"offsets": [1, 3, 5]}, "got 1 to 5"),
     ({"offsets": [0]}, "R >= 1 rays"),
     ({"offsets": [], "voxels": [], "scores": []}, "R >= 1 rays"),
-    ({"prior": 0.0}, "prior must lie within 0 and 1, got 0"),
+    ({"prior": 0.0}, "prior must be at least 1e-300 and less than 1, got 0"),
+    ({"prior": 1e-310}, "got 1e-310"),
     ({"prior": 1.0}, "got 1"),
     ({"prior": [0.1, 0.2, 1.5, 0.1]}, "got 1.5 at index (2,)"),
     ({"prior": [0.1, 0.2]}, "one for each of 4 voxels"),
@@ -58,7 +60,50 @@ def test_models(changes, words):
     assert words in refused_model(**changes)
 
 
+def test_a_model_keeps_copies_that_cannot_be_written_to():
+    scores, prior = np.ones(3), np.full(3, 0.5)
+    offsets, voxels = np.array([0, 3]), np.array([0, 1, 2], np.int32)
+    model = RayModel(3, offsets, voxels, scores, prior, [0.0])
+    expected = infer_rays(model).marginals
+    for values in (model.offsets, model.voxels, model.scores, model.prior, model.empty_scores):
+        with pytest.raises(ValueError, match="read-only"):
+            values[0] = 1
+    scores[:] = prior[:] = np.nan
+    voxels[:] = 2**31 - 1
+    offsets[:] = -1
+    np.testing.assert_array_equal(infer_rays(model).marginals, expected)
+
+
+@pytest.mark.parametrize(("name", "values"), [
+    ("voxels", np.array([0, 2**31 - 1, 2], np.int32)), ("voxels", np.array([0, -1, 2], np.int32)),
+    ("offsets", np.array([0, 10**9, 3])), ("offsets", np.array([-(10**9), 3, 3])),
+])
+def test_the_core_looks_at_lists_itself(name, values):
+    model = RayModel(3, [0, 3, 3], [0, 1, 2], np.ones(3), 0.5, 1.0)
+    setattr(model, name, values)
+    for function in (infer_rays, fuse_independent):
+        with pytest.raises(ValueError, match="out of range"):
+            function(model)
+    with pytest.raises(ValueError, match="out of range"):
+        _native.count_rays(
+            model.offsets, model.voxels, np.empty(3, np.int32), np.empty(3, np.int32)
+        )
+
+
+def test_what_memory_cannot_hold_is_refused_before_work(monkeypatch):
+    monkeypatch.setattr("crfield._validate.available_memory", lambda: 2.0**22)
+    assert "1500000000 voxels" in refused_model(grid=1_500_000_000)
+    assert "centres" in refusal(VoxelGrid((100, 100, 100)).centers)
+    camera = Camera(np.eye(3, 4), (1000, 1000))
+    assert "rays" in refusal(camera.rays)
+    assert "rays" in refusal(camera.rays, np.zeros((10**5, 2)))
+    assert len(camera.rays([[1, 2]])[0]) == 1
+    RayModel(**GOOD)
+
+
 def test_inference():
+    assert "must be a RayModel" in refusal(infer_rays, 5)
+    assert "must be a RayModel" in refusal(fuse_independent, None)
     model = RayModel(**GOOD)
     assert "n_iter must be at least 1" in refusal(infer_rays, model, 0)
     assert "damping must be 0 or more" in refusal(infer_rays, model, damping=1.0)
@@ -79,12 +124,18 @@ def test_messages():
 
 
 def test_grids():
+    grid = VoxelGrid((3, 3, 3))
+    for values in (grid.origin, grid.spacing, Camera(np.eye(3, 4), (2, 2)).projection):
+        with pytest.raises(ValueError, match="read-only"):
+            values[0] = 0
     assert "three whole numbers" in refusal(VoxelGrid, (3, 3))
     assert "three whole numbers" in refusal(VoxelGrid, 3)
     assert "shape must be at least 1" in refusal(VoxelGrid, (3, 0, 3))
     assert "a grid may have" in refusal(VoxelGrid, (2000, 2000, 2000))
     assert "spacing must be positive" in refusal(VoxelGrid, (3, 3, 3), spacing=0)
     assert "one number or three" in refusal(VoxelGrid, (3, 3, 3), spacing=(1, 2))
+    assert "unit of length" in refusal(VoxelGrid, (3, 3, 3), spacing=1e-310)
+    assert "got 1e+200" in refusal(VoxelGrid, (3, 3, 3), spacing=(1, 1e200, 1))
     assert "origin must have shape (3,)" in refusal(VoxelGrid, (3, 3, 3), (1, 2))
     assert "origin must be finite" in refusal(VoxelGrid, (3, 3, 3), (1, 2, np.inf))
 
@@ -93,7 +144,11 @@ def test_lines():
     traverse = VoxelGrid((3, 3, 3)).traverse
     assert "(R, 3) or (3,)" in refusal(traverse, [[1, 2]], [1, 0, 0])
     assert "as many, got 2 and 3" in refusal(traverse, np.ones((2, 3)), np.ones((3, 3)))
-    assert "for ray 1" in refusal(traverse, [0, 0, 0], [[1, 0, 0], [0, 0, 0]])
+    assert "must not be zero, got [0.0, 0.0, 0.0] for ray 1" in refusal(
+        traverse, [0, 0, 0], [[1, 0, 0], [0, 0, 0]]
+    )
+    assert "between 1e-100 and 1e+100, got [5e-324" in refusal(traverse, [0, 0, 0], [5e-324, 0, 0])
+    assert "for ray 0" in refusal(traverse, [0, 0, 0], [1, 1e300, 0])
     assert "directions must be finite" in refusal(traverse, [0, 0, 0], [np.nan, 0, 0])
     assert "threads must be" in refusal(traverse, [0, 0, 0], [1, 0, 0], threads=-1)
     assert len(traverse(np.zeros((0, 3)), np.zeros((0, 3))).voxels) == 0
@@ -103,6 +158,8 @@ def test_cameras():
     good = np.eye(3, 4)
     assert "shape (3, 4)" in refusal(Camera, np.eye(3), (4, 4))
     assert "invertible" in refusal(Camera, np.zeros((3, 4)), (4, 4))
+    assert "invertible" in refusal(Camera, [[1, 2, 3, 0], [2, 4, 6, 0], [0, 0, 1, 0]], (4, 4))
+    assert "invertible" in refusal(Camera, np.eye(3, 4, 1) + 1e-310 * np.eye(3, 4), (4, 4))
     assert "two whole numbers" in refusal(Camera, good, 4)
     assert "image_size must be at least 1" in refusal(Camera, good, (0, 4))
     assert "pixels must have shape (N, 2)" in refusal(Camera(good, (4, 4)).rays, [1, 2, 3])

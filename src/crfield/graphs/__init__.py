@@ -1,4 +1,4 @@
-"""Factor graphs: chains, and rays through voxels."""
+"""Factor graphs: belief propagation, log-linear models, chains, trees, grids, and rays."""
 
 from crfield.graphs.chain_estimator import ChainCRF
 from crfield.graphs.chain_learning import ChainLoss, chain_loss
@@ -13,12 +13,59 @@ from crfield.graphs.chains import (
     k_best_chains,
     sample_chains,
 )
+from crfield.graphs.distances import (
+    distance_transform,
+    soft_distance_transform,
+)
+from crfield.graphs.factor_graph import (
+    FactorGraph,
+    table_factors,
+)
+from crfield.graphs.factors import (
+    DistanceFactors,
+    Factors,
+    GridFactors,
+    PottsFactors,
+    TableFactors,
+)
+from crfield.graphs.forests import (
+    RankedLabels,
+    k_best_graph,
+    sample_graph,
+)
+from crfield.graphs.graph_estimator import (
+    GraphCRF,
+    GridCRF,
+)
+from crfield.graphs.graph_learning import (
+    GraphExpectations,
+)
+from crfield.graphs.graph_results import GraphResult
+from crfield.graphs.high_orders import PatternFactors, RayFactors
+from crfield.graphs.log_linear import (
+    FeatureGraph,
+    LogLinearLoss,
+    Term,
+    log_linear_loss,
+)
+from crfield.graphs.pictorial import (
+    PictorialStructure,
+    PoseResult,
+    PoseSamples,
+)
+from crfield.graphs.propagation import infer_graph
 from crfield.graphs.rays import (
     RayModel,
     RayResult,
     fuse_independent,
     infer_rays,
     ray_messages,
+)
+from crfield.graphs.uai import (
+    condition,
+    read_evidence,
+    read_uai,
+    write_uai,
 )
 from crfield.graphs.voxels import Camera, Crossings, VoxelGrid
 
@@ -29,18 +76,48 @@ __all__ = [
     "ChainLoss",
     "ChainResult",
     "Crossings",
+    "DistanceFactors",
     "Expectations",
+    "FactorGraph",
+    "Factors",
+    "FeatureGraph",
+    "GraphCRF",
+    "GraphExpectations",
+    "GraphResult",
+    "GridCRF",
+    "GridFactors",
+    "LogLinearLoss",
+    "PatternFactors",
+    "PictorialStructure",
+    "PoseResult",
+    "PoseSamples",
+    "PottsFactors",
     "RankedChains",
+    "RankedLabels",
+    "RayFactors",
     "RayModel",
     "RayResult",
+    "TableFactors",
+    "Term",
     "VoxelGrid",
     "best_chains",
     "chain_energies",
     "chain_loss",
+    "condition",
+    "distance_transform",
     "fuse_independent",
     "infer_chains",
+    "infer_graph",
     "infer_rays",
     "k_best_chains",
+    "k_best_graph",
+    "log_linear_loss",
     "ray_messages",
+    "read_evidence",
+    "read_uai",
     "sample_chains",
+    "sample_graph",
+    "soft_distance_transform",
+    "table_factors",
+    "write_uai",
 ]

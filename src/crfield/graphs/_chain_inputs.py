@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +28,10 @@ Labels = NDArray[np.int32]
 
 # The compiled core counts the entries of a table in 32 bits.
 MAX_STATES = 46340
-_SMALL_MEMORY = 2**24
-# Costs divided by less could leave the range of numbers.
-LEAST_TEMPERATURE = 1e-6
+# Chains are dealt out to threads in so many blocks at most.
+_MOST_BLOCKS = 64
+# Costs divided by less, and logarithms times more, could leave the range of numbers.
+LEAST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-6, 1e100
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,16 @@ class ChainBatch:
         return int(self.costs.shape[1])
 
     @property
+    def longest(self) -> int:
+        """How many nodes the longest chain has."""
+        return int(np.diff(self.offsets).max())
+
+    @property
+    def stride(self) -> int:
+        """Numbers that the core keeps for the states of a node."""
+        return (self.n_states + 3) // 4 * 4
+
+    @property
     def arguments(self) -> tuple[FloatArray, Offsets, FloatArray, bool]:
         """What every function of the core takes first."""
         return self.costs, self.offsets, self.transitions, self.per_edge
@@ -74,14 +86,14 @@ def as_batch(costs: Any, transitions: Any, lengths: Any) -> ChainBatch:
             "give every node a column for each state."
         )
     n_edges = n_nodes - len(offsets) + 1
-    tables = _join_tables(transitions)
+    tables = _join_tables(transitions, offsets, n_states)
     if tables.shape not in ((n_states, n_states), (n_edges, n_states, n_states)):
         raise InputError(
             f"transitions must have shape ({n_states}, {n_states}), or ({n_edges}, {n_states}, "
             f"{n_states}) with a table for each edge, got {tables.shape}; give the cost of each "
             "pair of successive states."
         )
-    wide = any(array.dtype.kind != "f" or array.dtype.itemsize == 8 for array in (rows, tables))
+    wide = any(array.dtype.kind != "f" or array.dtype.itemsize > 4 for array in (rows, tables))
     dtype = np.dtype(np.float64 if wide else np.float32)
     per_edge = tables.ndim == 3
     return ChainBatch(
@@ -96,9 +108,9 @@ def join_chains(
     """Rows (N, width) of all chains and their offsets, from a list of arrays or from rows and
     lengths."""
     if lengths is None and not isinstance(values, np.ndarray) and isinstance(values, Sequence):
-        parts = [as_array(part, f"{name}[{c}]") for c, part in enumerate(values)]
+        parts = [_as_dense(part, f"{name}[{c}]") for c, part in enumerate(values)]
     else:
-        array = as_array(values, name)
+        array = _as_dense(values, name)
         if lengths is not None:
             if array.ndim != 2:
                 raise InputError(
@@ -129,6 +141,14 @@ def join_chains(
     return parts[0] if len(parts) == 1 else np.concatenate(parts), offsets
 
 
+def _as_dense(values: Any, name: str) -> NDArray[Any]:
+    if hasattr(values, "toarray"):  # SciPy's
+        raise InputError(
+            f"{name} must be a dense array, got a sparse {type(values).__name__}; call .toarray()."
+        )
+    return as_array(values, name)
+
+
 def offsets_of(lengths: Any, n_nodes: int, name: str) -> Offsets:
     """Where each chain begins and the last one ends."""
     counts = as_array(lengths, "lengths")
@@ -153,12 +173,19 @@ def offsets_of(lengths: Any, n_nodes: int, name: str) -> Offsets:
 
 def as_labels(labels: Any, batch: ChainBatch) -> Labels:
     """States (N,) of all nodes, from one array or one a chain."""
-    if not isinstance(labels, np.ndarray) and isinstance(labels, Sequence) and len(labels):
-        parts = [np.atleast_1d(as_array(part, f"labels[{c}]")) for c, part in enumerate(labels)]
-        for c, part in enumerate(parts):
-            if part.ndim != 1:
+    if isinstance(labels, Sequence) and any(map(np.ndim, labels)):
+        parts = [as_array(part, f"labels[{c}]") for c, part in enumerate(labels)]
+        lengths = np.diff(batch.offsets)
+        if len(parts) != len(lengths):
+            raise InputError(
+                f"labels must hold one array for each of {len(lengths)} chains, got {len(parts)}; "
+                "give one state a node."
+            )
+        for c, (part, length) in enumerate(zip(parts, lengths, strict=True)):
+            if part.shape != (length,):
                 raise InputError(
-                    f"labels[{c}] must have shape (T,), got {part.shape}; give one state a node."
+                    f"labels[{c}] must have shape ({length},) like its chain, got {part.shape}; "
+                    "give one state a node."
                 )
         array = np.concatenate(parts)
     else:
@@ -186,29 +213,68 @@ def as_temperature(temperature: Any, *, may_be_zero: bool) -> float:
         if may_be_zero:
             least, remedy = f"0 or {least}", "use 0 for the labels of least energy"
         raise InputError(f"temperature must be {least}, got {value:g}; {remedy}.")
+    if value > LARGEST_TEMPERATURE:
+        raise InputError(
+            f"temperature must not exceed {LARGEST_TEMPERATURE:g}, got {value:g}; at 1e10 all "
+            "labels are as good as equal already."
+        )
     return value
 
 
-def check_room(batch: ChainBatch, threads: int) -> None:
-    """Refuse chains whose working memory cannot be had; what any machine has is not asked for."""
-    workers = min(threads, batch.n_chains)
-    longest = int(np.diff(batch.offsets).max())
-    # Of each worker: two tables by rows and by columns, and four numbers a node and state.
-    need = 32.0 * workers * batch.n_states * (batch.n_states + longest)
-    if need > _SMALL_MEMORY:
-        check_memory(
-            need, f"inference on chains of up to {longest} nodes and {batch.n_states} states",
-            "use fewer threads or states, or cut long chains",
+def check_room(
+    batch: ChainBatch, threads: int, *, tables: int, node_bytes: float, more: float = 0.0
+) -> None:
+    """Refuse chains whose working memory cannot be had.
+
+    tables : tables (L, L) of float64 that each thread makes; node_bytes : what it keeps for each
+    node of the longest chain and each state; more : bytes whatever the number of threads.
+    """
+    table = 8.0 * batch.n_states * batch.stride
+    one = tables * table + node_bytes * batch.longest * batch.stride
+    check_memory(
+        min(threads, batch.n_chains, _MOST_BLOCKS) * one + more,
+        f"Inference on chains of up to {batch.longest} nodes and {batch.n_states} states",
+        "use fewer threads, states or chains at a time, or cut long chains",
+    )
+
+
+def sum_bytes(batch: ChainBatch) -> float:
+    """What sums over labels need whatever the number of threads: counts of blocks of chains, with
+    the table multiplied in and without, and what is given back."""
+    size = batch.n_states * batch.stride
+    blocks = min(batch.n_chains, max(1, min(_MOST_BLOCKS, 2**22 // size)))
+    return 8.0 * (2 * blocks + 1) * size + float(batch.costs.nbytes) + 8.0 * batch.n_chains
+
+
+def check_edges(batch: ChainBatch) -> None:
+    """Refuse pairwise marginals of every edge that memory cannot hold."""
+    shape = (batch.n_nodes - batch.n_chains, batch.n_states, batch.n_states)
+    check_memory(
+        float(math.prod(shape)) * batch.costs.itemsize, f"Marginals of edges of shape {shape}",
+        "leave edge_marginals out, use one table for all edges, or take fewer chains at a time",
+    )
+
+
+def _join_tables(transitions: Any, offsets: Offsets, n_states: int) -> NDArray[Any]:
+    """One array, from that or from a list with tables for the edges of each chain."""
+    if not isinstance(transitions, Sequence):
+        return as_array(transitions, "transitions")
+    parts = [as_array(part, f"transitions[{c}]") for c, part in enumerate(transitions)]
+    if all(part.ndim < 3 for part in parts):
+        return as_array(transitions, "transitions")
+    counts = np.diff(offsets) - 1
+    if len(parts) != len(counts):
+        raise InputError(
+            f"transitions must hold one array for each of {len(counts)} chains, got {len(parts)}; "
+            "give a chain of T nodes T - 1 tables."
         )
-
-
-def _join_tables(transitions: Any) -> NDArray[Any]:
-    if not isinstance(transitions, np.ndarray) and isinstance(transitions, Sequence):
-        parts = [np.asarray(part) for part in transitions]
-        shapes = {part.shape[1:] for part in parts}
-        if len(shapes) == 1 and all(part.ndim == 3 for part in parts):
-            return as_array(np.concatenate(parts), "transitions")
-    return as_array(transitions, "transitions")
+    for c, (part, count) in enumerate(zip(parts, counts, strict=True)):
+        if part.shape != (count, n_states, n_states):
+            raise InputError(
+                f"transitions[{c}] must have shape {(int(count), n_states, n_states)}, a table for "
+                f"each edge of its chain, got {part.shape}; give a chain of T nodes T - 1 tables."
+            )
+    return np.concatenate(parts)
 
 
 def _as_costs(array: NDArray[Any], name: str, dtype: np.dtype[Any]) -> FloatArray:

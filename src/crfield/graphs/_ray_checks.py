@@ -9,10 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield import _native
-from crfield._validate import FloatArray, InputError, as_array, as_floats, first_index
+from crfield._validate import (
+    FloatArray,
+    InputError,
+    as_array,
+    as_floats,
+    first_index,
+)
 from crfield.graphs.voxels import MOST_VOXELS
 
 LARGEST_SCORE, LEAST_SCORE = 1e30, 1e-30
+# A score divided by less could leave the range of numbers.
+LEAST_PRIOR = 1e-300
 _DOUBLE = np.dtype(np.float64)
 
 
@@ -20,16 +28,29 @@ def as_lists(
     offsets: Any, voxels: Any, n_voxels: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Offsets (R + 1,) and voxels (E,) that match, no voxel twice on a ray."""
-    ends = _as_whole(offsets, "offsets").astype(np.int64)
     cells = _as_whole(voxels, "voxels")
+    ends = as_offsets(offsets, len(cells), "voxels")
+    bad = (cells < 0) | (cells >= n_voxels)
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise InputError(
+            f"voxels must lie between 0 and {n_voxels - 1}, got {cells[at]} at index {at}; "
+            "correct or leave out that entry."
+        )
+    return ends, cells.astype(np.int32)
+
+
+def as_offsets(offsets: Any, n_entries: int, name: str) -> NDArray[np.int64]:
+    """Offsets (R + 1,) into the entries of a list, copied."""
+    ends = _as_whole(offsets, "offsets").astype(np.int64)
     if not 2 <= len(ends) <= MOST_VOXELS:
         raise InputError(
             f"offsets must have R + 1 entries for R >= 1 rays, got {len(ends)}; give where each "
             "ray starts, and where the last ends."
         )
-    if ends[0] != 0 or ends[-1] != len(cells):
+    if ends[0] != 0 or ends[-1] != n_entries:
         raise InputError(
-            f"offsets must run from 0 to the {len(cells)} entries of voxels, got {ends[0]} to "
+            f"offsets must run from 0 to the {n_entries} entries of {name}, got {ends[0]} to "
             f"{ends[-1]}; match both."
         )
     falls = np.diff(ends) < 0
@@ -39,15 +60,7 @@ def as_lists(
             f"offsets must not fall, got {ends[ray]} and then {ends[ray + 1]} at ray {ray}; list "
             "the rays one after the other."
         )
-    bad = (cells < 0) | (cells >= n_voxels)
-    if bad.any():
-        at = int(np.argmax(bad))
-        raise InputError(
-            f"voxels must lie between 0 and {n_voxels - 1}, got {cells[at]} at index {at}; "
-            "correct or leave out that entry."
-        )
-    # A copy: compiled code relies on what was checked, whatever becomes of the caller's array.
-    return ends, np.array(cells, np.int32)
+    return ends
 
 
 def largest_degree(
@@ -65,9 +78,14 @@ def largest_degree(
     return int(degrees.max())
 
 
-def as_scores(scores: Any, n_entries: int) -> FloatArray:
-    """Scores (E,), 0 to 1e30, float64 if they came so, else float32."""
-    values = as_floats(scores, "scores")
+def as_scores(
+    scores: Any, n_entries: int, dtype: np.dtype[Any] | None = None
+) -> FloatArray:
+    """Scores (E,), 0 to 1e30, float64 if they came so or that is asked for, else float32."""
+    given = as_array(scores, "scores")
+    if given.dtype.kind == "f" and given.dtype.itemsize > 4:
+        dtype = _DOUBLE
+    values = as_floats(given, "scores", dtype)
     if values.shape != (n_entries,):
         raise InputError(
             f"scores must have one number for each of {n_entries} entries of voxels, got shape "
@@ -107,19 +125,20 @@ def check_possible(
 
 
 def as_prior(prior: Any, n_voxels: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Probabilities (n_voxels,) within (0, 1)."""
+    """Probabilities (n_voxels,) within [1e-300, 1)."""
     given = as_floats(prior, "prior", _DOUBLE)
     if given.shape not in ((), (n_voxels,), shape):
         raise InputError(
             f"prior must be one number or one for each of {n_voxels} voxels, got shape "
             f"{given.shape}; match the grid."
         )
-    bad = ~((given > 0) & (given < 1))
+    bad = ~((given >= LEAST_PRIOR) & (given < 1))
     if bad.any():
         where = f" at index {first_index(bad)}" if given.ndim else ""
         raise InputError(
-            f"prior must lie within 0 and 1, got {given[bad].flat[0]:g}{where}; use a small "
-            "probability instead of 0 and one near 1 instead of 1."
+            f"prior must be at least {LEAST_PRIOR:g} and less than 1, got "
+            f"{given[bad].flat[0]:g}{where}; use a small probability instead of 0 and one near 1 "
+            "instead of 1."
         )
     return np.array(np.broadcast_to(given.reshape(-1), (n_voxels,)))
 

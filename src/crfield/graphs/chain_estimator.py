@@ -11,14 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._estimator import Estimator
-from crfield._validate import InputError, as_choice, as_count, as_floats, as_positive, shown
+from crfield._validate import (
+    LARGEST_COST,
+    InputError,
+    as_choice,
+    as_count,
+    as_floats,
+    as_positive_number,
+    check_finite,
+    shown,
+)
 from crfield.graphs._chain_inputs import ChainBatch, Offsets, join_chains
-from crfield.graphs.chain_learning import ChainModel, TrainingChains, learn_chains
+from crfield.graphs.chain_learning import ChainModel, Course, TrainingChains, learn_chains
 from crfield.graphs.chain_training import learn_piecewise, match_expectations
 from crfield.graphs.chains import Doubles, minimize_batch, sum_batch
 from crfield.learning.optimizers import OPTIMIZERS
 
 TRAININGS = ("joint", "piecewise")
+LARGEST_FEATURE = 1e100
 
 _DOUBLE = np.dtype(np.float64)
 
@@ -32,11 +42,14 @@ class ChainCRF(Estimator):
 
     Parameters
     ----------
-    C : inverse strength of the ridge: C sum_chains -log P(y | X) + 1/2 (|W|^2 + |A|^2) is
-        minimised, as by scikit-learn's LogisticRegression.
-    optimizer : "lbfgs", "cg", or "adam" and "sgd" on mini-batches.
+    C : inverse strength of the ridge, 1e-30 to 1e30: C sum_chains -log P(y | X) +
+        1/2 (|W|^2 + |A|^2) is minimised, as by scikit-learn's LogisticRegression.
+    optimizer : "lbfgs", "cg", "gd" (gradient descent with a line search), or "adam" and "sgd" on
+        mini-batches; with "piecewise" training these two learn the classifier only, and "cg" the
+        weights of the parts.
     max_iter : iterations, or epochs of mini-batches.
-    tol : the largest difference of an expected and an observed feature, a chain, to stop at.
+    tol : the largest difference of an expected and an observed feature, a chain, to stop at; it is
+        divided by the feature's largest number, or the root of 1 / (C n_chains), if beyond 1.
     training : "joint" learns everything by maximum conditional likelihood; "piecewise" a
         classifier of single nodes and a table of pairs, then one weight for each.
     batch_size, step_size : chains in a mini-batch, and the length of a step, of "adam" and "sgd".
@@ -46,12 +59,16 @@ class ChainCRF(Estimator):
     Attributes
     ----------
     classes_ : (L,) labels in the order of the columns of `predict_proba`.
-    coef_ : (L, F), W transposed; intercept_ : (L,), b.
+    coef_ : (L, F), W transposed.
+    intercept_ : (L,), b.
     transition_coef_ : (L, L), A: the score of each pair of successive classes.
     n_features_in_, n_iter_ : number of features, and of iterations.
-    objective_ : the mean over chains of what is minimised, at the start and after each iteration.
+    objective_ : the mean over chains of what is minimised, at the start and after each iteration;
+        of piecewise training that of the classifier, summed over the nodes of a chain.
     expectations_ : observed against expected features, an `Expectations`.
     part_weights_ : (v_1, v_2) of piecewise training, else None.
+    part_objective_ : the mean negative log-likelihood of chains at the start and after each step
+        towards these weights, else None.
 
     Examples
     --------
@@ -75,13 +92,13 @@ class ChainCRF(Estimator):
         features, offsets = _join_features(X)
         classes, labels = _number_classes(_join_labels(y, offsets))
         data = TrainingChains(features, labels.astype(np.int32), offsets)
-        l2 = 1.0 / (float(_as_positive_number(self.C, "C")) * len(data))
+        l2 = 1.0 / (_as_strength(self.C) * len(data))
         settings: dict[str, Any] = {
             "l2": l2, "optimizer": self.optimizer, "threads": self.threads,
             "max_iter": as_count(self.max_iter, "max_iter"),
-            "tol": _as_positive_number(self.tol, "tol"),
+            "tol": as_positive_number(self.tol, "tol"),
             "batch_size": as_count(self.batch_size, "batch_size"),
-            "step_size": _as_positive_number(self.step_size, "step_size"),
+            "step_size": as_positive_number(self.step_size, "step_size"),
             "seed": as_count(self.random_state, "random_state", 0),
         }
         if self.training == "piecewise":
@@ -90,20 +107,35 @@ class ChainCRF(Estimator):
             start = ChainModel.zeros(features.shape[1], len(classes))
             model, course = learn_chains(start, data, **settings)
             parts = None
-        self.part_weights_: tuple[float, float] | None = parts
+        self.part_weights_ = None if parts is None else parts.weights
+        self.part_objective_ = None if parts is None else np.array(parts.course.values)
         self.classes_ = classes
         self.coef_, self.intercept_ = model.weights.T.copy(), model.bias
         self.transition_coef_ = model.transitions
         self.n_features_in_ = features.shape[1]
         self.n_iter_, self.objective_ = course.n_iter, np.array(course.values)
         self.expectations_ = match_expectations(model, data, l2, self.threads)
-        if self.optimizer in ("cg", "lbfgs") and not course.converged:
-            warnings.warn(
-                f"learning stopped after max_iter={self.max_iter} iterations before it converged; "
-                "raise max_iter, or lower C.",
-                stacklevel=2,
-            )
+        if self.optimizer not in ("adam", "sgd"):
+            self._warn_of(course)
+        if parts is not None:
+            self._warn_of(parts.course)
         return self
+
+    def _warn_of(self, course: Course) -> None:
+        if course.converged:
+            return
+        if course.n_iter >= self.max_iter:
+            text = (
+                f"learning stopped after max_iter={self.max_iter} iterations before it converged; "
+                "raise max_iter, or lower C."
+            )
+        else:
+            text = (
+                f"learning found no step that leads down after {course.n_iter} iterations, at a "
+                f"gap of {course.gap:.2g} where tol={self.tol:g} is asked for; scale the features "
+                "to numbers of about 1, or raise tol."
+            )
+        warnings.warn(text, stacklevel=3)
 
     def predict(self, X: Any) -> list[NDArray[Any]]:
         """The most probable labels of each chain as a whole, a list of (T,)."""
@@ -121,6 +153,11 @@ class ChainCRF(Estimator):
         """The share of nodes with the right label, counted over all chains together."""
         batch = self._batch(X)
         truth = _join_labels(y, batch.offsets)
+        if _kind(truth) != _kind(self.classes_):
+            raise InputError(
+                f"y must hold labels of the kind that fit had, {_kind(self.classes_)}s, got "
+                f"{_kind(truth)}s; convert them."
+            )
         best = minimize_batch(batch, self.threads)
         return float((self.classes_[best.labels] == truth).mean())
 
@@ -133,7 +170,15 @@ class ChainCRF(Estimator):
                 f"{features.shape[1]}; compute the same features."
             )
         model = ChainModel(self.coef_.T, self.intercept_, self.transition_coef_)
-        return model.batch(features, offsets)
+        with np.errstate(over="ignore", invalid="ignore"):
+            batch = model.batch(features, offsets)
+        most = float(np.abs(batch.costs).max())
+        if not most <= LARGEST_COST:
+            raise InputError(
+                f"X must give scores of at most {LARGEST_COST:g}, got {most:.3g}; scale the "
+                "features like those of fit."
+            )
+        return batch
 
 
 def _join_features(X: Any) -> tuple[Doubles, Offsets]:
@@ -142,10 +187,24 @@ def _join_features(X: Any) -> tuple[Doubles, Offsets]:
             f"X must be a list of arrays (T, F), got one array of shape {X.shape}; "
             "put a single chain in a list."
         )
-    rows, offsets = join_chains(X, None, "X", "F")
+    # np.array(chains, dtype=object), as chains of several lengths are often kept.
+    is_object = isinstance(X, np.ndarray) and X.dtype.kind == "O"
+    rows, offsets = join_chains(X.tolist() if is_object else X, None, "X", "F")
     if rows.shape[1] == 0:
         raise InputError("X must have at least one feature, got none; use a constant 1.")
-    return as_floats(rows, "X", _DOUBLE).astype(np.float64, copy=False), offsets
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = rows.sum(dtype=np.float64)
+    if not np.isfinite(total):
+        for c, part in enumerate(np.split(rows, offsets[1:-1])):
+            check_finite(part, f"X[{c}]")
+    features: Doubles = as_floats(rows, "X", _DOUBLE).astype(np.float64, copy=False)
+    most = float(np.abs(features).max())
+    if most > LARGEST_FEATURE:
+        raise InputError(
+            f"X must not exceed {LARGEST_FEATURE:g} in magnitude, got {most:.3g}; scale the "
+            "features to numbers of about 1."
+        )
+    return features, offsets
 
 
 def _join_labels(y: Any, offsets: Offsets) -> NDArray[Any]:
@@ -158,7 +217,9 @@ def _join_labels(y: Any, offsets: Offsets) -> NDArray[Any]:
             f"y must hold one array a chain, got {len(y)} for {n_chains} chains; "
             "pass lists of one length."
         )
-    parts = []
+    if isinstance(y, np.ndarray) and y.dtype.kind == "O":
+        y = y.tolist()
+    parts: list[NDArray[Any]] = []
     for c, (part, length) in enumerate(zip(y, np.diff(offsets), strict=True)):
         # A word is as good a list of labels as any other.
         labels = np.asarray(list(part) if isinstance(part, str) else part)
@@ -171,8 +232,22 @@ def _join_labels(y: Any, offsets: Offsets) -> NDArray[Any]:
             raise InputError(
                 f"y[{c}] must hold known labels, got NaN or infinity; leave such chains out."
             )
+        if len({_kind(labels), _kind(parts[0] if parts else labels)}) > 1 or _is_mixed(part):
+            raise InputError(
+                f"y must hold labels of one kind, got numbers and strings at y[{c}]; use one of "
+                "them."
+            )
         parts.append(labels)
     return np.concatenate(parts)
+
+
+def _kind(labels: NDArray[Any]) -> str:
+    return {"U": "string", "S": "bytes", "O": "object"}.get(labels.dtype.kind, "number")
+
+
+def _is_mixed(part: Any) -> bool:
+    """Whether NumPy would write numbers of a list as strings."""
+    return isinstance(part, list | tuple) and len({isinstance(x, str) for x in part}) > 1
 
 
 def _number_classes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
@@ -185,8 +260,10 @@ def _number_classes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp
         ) from None
 
 
-def _as_positive_number(value: Any, name: str) -> float:
-    number = as_positive(value, name)
-    if number.ndim:
-        raise InputError(f"{name} must be one number, got shape {number.shape}; pass one number.")
-    return float(number)
+def _as_strength(value: Any) -> float:
+    number = as_positive_number(value, "C")
+    if not 1e-30 <= number <= 1e30:
+        raise InputError(
+            f"C must lie between 1e-30 and 1e+30, got {number:g}; C=1 is a common choice."
+        )
+    return number

@@ -14,16 +14,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, as_count
-from crfield.graphs._chain_inputs import ChainBatch, Labels, Offsets, as_batch, as_labels
+from crfield._validate import FloatArray, InputError, as_count
+from crfield.graphs._chain_inputs import (
+    ChainBatch,
+    Labels,
+    Offsets,
+    as_batch,
+    as_labels,
+    check_edges,
+)
 from crfield.graphs.chains import Doubles, edge_starts, energies_of, sum_batch
 from crfield.learning.objective import Point
 from crfield.learning.optimizers import minimize
 
+# Each time an optimiser stops too early, all changes count so many times as much to it.
+_SHARPER = 1e3
+
 
 @dataclass(frozen=True)
 class ChainLoss:
-    """The negative log-likelihood of true labels, added up over chains, and its derivatives.
+    """L = E(y) + log Z of true labels y, added up over chains, and its derivatives.
 
     Attributes
     ----------
@@ -40,7 +50,7 @@ class ChainLoss:
 def chain_loss(
     costs: Any, transitions: Any, labels: Any, *, lengths: Any = None, threads: int | None = None
 ) -> ChainLoss:
-    """The negative log-likelihood of `labels` and its exact gradient; inputs as in `infer_chains`.
+    """-log P(labels) = E(labels) + log Z and its exact gradient; inputs as in `infer_chains`.
 
     labels : (N,) true states, or a list of (T,).
     """
@@ -54,6 +64,7 @@ def loss_of(batch: ChainBatch, labels: Labels, threads: int | None) -> ChainLoss
     firsts = edge_starts(batch.offsets)
     edges = None
     if batch.per_edge:
+        check_edges(batch)
         edges = np.empty((len(firsts), n_states, n_states), batch.costs.dtype)
     log_partition, marginals, counts = sum_batch(batch, 1.0, edges, threads)
     value = float(energies_of(batch, labels).sum() + log_partition.sum())
@@ -97,9 +108,9 @@ class ChainModel:
 
     def batch(self, features: Doubles, offsets: Offsets) -> ChainBatch:
         """The costs of chains with these features (N, F)."""
-        costs = -(features @ self.weights)
+        costs = np.ascontiguousarray(-(features @ self.weights))
         costs -= self.bias
-        return ChainBatch(costs, offsets, -self.transitions[None], False)
+        return ChainBatch(costs, offsets, np.ascontiguousarray(-self.transitions[None]), False)
 
     def to_vector(self) -> Doubles:
         """All numbers, one after the other."""
@@ -154,15 +165,30 @@ def likelihood(
     )
 
 
+def units_of(model: ChainModel, data: TrainingChains, l2: float) -> ChainModel:
+    """Units of the parameters in which the curvature of `likelihood` is about 1 or less.
+
+    By a weight it is at most about its feature's square and the ridge: 1 / max(|f|, sqrt(l2), 1).
+    """
+    steep = max(1.0, l2**0.5)
+    largest = np.maximum(np.abs(data.features).max(0), steep)[:, None]
+    return ChainModel(
+        np.broadcast_to(1.0 / largest, model.weights.shape), np.ones_like(model.bias),
+        np.full_like(model.transitions, 1.0 / steep),
+    )
+
+
 @dataclass(frozen=True)
 class Course:
     """How an optimisation went.
 
     values : the objective at the start and after each iteration.
-    converged : whether it stopped of itself.
+    gap : the largest entry of the gradient at the end, in the units of `tol`.
+    converged : whether that is `tol` or less.
     """
 
     values: tuple[float, ...]
+    gap: float
     converged: bool
 
     @property
@@ -177,7 +203,7 @@ def learn_chains(
 ) -> tuple[ChainModel, Course]:
     """Minimise `likelihood` over all parameters at once.
 
-    tol : the largest entry of the gradient to stop at.
+    tol : the largest entry of the gradient to stop at, in `units_of` the parameters.
     """
 
     def evaluate(vector: Doubles, chains: Sequence[int] | None) -> tuple[float, Doubles]:
@@ -185,8 +211,9 @@ def learn_chains(
         value, gradient = likelihood(start.from_vector(vector), part, l2, threads)
         return value, gradient.to_vector()
 
+    units = units_of(start, data, l2).to_vector()
     vector, course = descend(
-        evaluate, start.to_vector(), optimizer, max_iter, tol, n_examples=len(data),
+        evaluate, start.to_vector(), units, optimizer, max_iter, tol, n_examples=len(data),
         batch_size=batch_size, step_size=step_size, seed=seed,
     )
     return start.from_vector(vector), course
@@ -194,31 +221,47 @@ def learn_chains(
 
 def descend(
     evaluate: Callable[[Doubles, Sequence[int] | None], tuple[float, Doubles]], start: Doubles,
-    optimizer: str, max_iter: int, tol: float, **options: Any,
+    scale: Doubles, optimizer: str, max_iter: int, tol: float, **options: Any,
 ) -> tuple[Doubles, Course]:
-    """Run one of the library's optimisers; the last iterate and how it went."""
-    none = np.zeros((0, 0), np.int64)
+    """Run one of the library's optimisers; the last iterate and how it went.
+
+    scale : units of the parameters in which the gradient is compared with `tol`, and in which "gd",
+        "cg" and "lbfgs" take their steps; those of mini-batches have the length `step_size`.
+    """
+    count, none = as_count(max_iter, "max_iter"), np.zeros((0, 0), np.int64)
+    units = np.ones_like(start) if optimizer in ("adam", "sgd") else scale
     known: dict[bytes, tuple[float, Doubles]] = {}
-    vector = start
+    vector, gap = start, np.inf
     values: list[float] = []
-    is_settled = False
+    # Optimisers stop at changes that are small beside the value, or beside 1.
+    shift, factor = 0.0, 1.0
 
     def point(x: Doubles, chains: Sequence[int] | None) -> Point:
         value, gradient = evaluate(x, chains)
         if chains is None:
             known[x.tobytes()] = value, gradient
-        return Point(value, value, gradient, none)
+        value = factor * (value - shift)
+        return Point(value, value, factor * gradient, none)
 
     def progress(x: Doubles) -> bool:
-        nonlocal vector, is_settled
-        vector = x
+        nonlocal vector, gap
         value, gradient = known.get(x.tobytes()) or evaluate(x, None)
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            raise InputError(
+                f"learning must stay within the range of numbers, got an objective of {value:g} "
+                f"after {len(values)} iterations; use a smaller step_size, or scale the features."
+            )
         known.clear()
+        vector, gap = x, float(np.abs(scale * gradient).max())
         values.append(value)
-        is_settled = bool(np.abs(gradient).max() <= tol)
-        return is_settled
+        return gap <= tol
 
-    count = as_count(max_iter, "max_iter")
-    if not progress(start):
-        minimize(point, start, np.ones_like(start), optimizer, count, progress, **options)
-    return vector, Course(tuple(values), is_settled or len(values) <= count)
+    is_settled = progress(start)
+    while not is_settled and len(values) <= count:
+        done = len(values)
+        minimize(point, vector, units, optimizer, count + 1 - done, progress, **options)
+        is_settled = gap <= tol
+        if len(values) == done:  # no step leads down
+            break
+        shift, factor = values[-1], _SHARPER * factor
+    return vector, Course(tuple(values), gap, is_settled)

@@ -16,6 +16,7 @@ from crfield.graphs.chain_learning import (
     learn_chains,
     loss_of,
     observed_pairs,
+    units_of,
 )
 from crfield.graphs.chains import Doubles, edge_starts, sum_batch
 
@@ -31,19 +32,30 @@ class Expectations:
     observed : what the true labels have: (F, L) features by label, (L,) labels, (L, L) pairs.
     expected : the same under the model.
     ridge : the difference that the ridge explains.
+    units : in which the differences are measured: 1, or for a feature with numbers beyond 1, or a
+        ridge beyond it, less.
     n_chains : how many chains were summed over.
     """
 
     observed: ChainModel
     expected: ChainModel
     ridge: ChainModel
+    units: ChainModel
     n_chains: int
 
     @property
     def largest_gap(self) -> float:
-        """max |observed - expected - ridge| a chain, the largest entry of the gradient."""
+        """max units |observed - expected - ridge| a chain, the largest entry of the gradient."""
         gap = self.observed.to_vector() - self.expected.to_vector() - self.ridge.to_vector()
-        return float(np.abs(gap).max()) / self.n_chains
+        return float(np.abs(self.units.to_vector() * gap).max()) / self.n_chains
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The weights (v_1, v_2) of piecewise training, and how they were found."""
+
+    weights: tuple[float, float]
+    course: Course
 
 
 def match_expectations(
@@ -62,27 +74,33 @@ def match_expectations(
         ChainModel(
             factor * model.weights, np.zeros_like(model.bias), factor * model.transitions
         ),
-        len(data),
+        units_of(model, data, l2), len(data),
     )
 
 
 def learn_piecewise(
     data: TrainingChains, n_states: int, *, l2: float, optimizer: str = "lbfgs",
     max_iter: int = 200, tol: float = 1e-5, threads: int | None = None, **options: Any,
-) -> tuple[ChainModel, Course, tuple[float, float]]:
+) -> tuple[ChainModel, Course, Parts]:
     """Train the parts apart, then one weight for each part: v_1 (W, b) and v_2 A.
 
     W and b are those of a classifier of single nodes. A is the pointwise mutual information of
     successive labels, log p(k, l) - log p(k) - log p(l) with every pair counted once more than it
-    occurs. Only v is learned with inference on chains. The course is that of the classifier.
+    occurs. Only v is learned with inference on chains, by "cg" where the optimiser is one of
+    mini-batches. The course is that of the classifier, in sums over the nodes of a chain.
     """
     n_nodes = len(data.labels)
+    nodes_a_chain = n_nodes / len(data)
     nodes = TrainingChains(data.features, data.labels, np.arange(n_nodes + 1, dtype=np.int64))
     start = ChainModel.zeros(data.features.shape[1], n_states)
     # The ridge weighs as much against all nodes as it would against all chains.
     unary, course = learn_chains(
-        start, nodes, l2=l2 * len(data) / n_nodes, optimizer=optimizer, max_iter=max_iter,
-        tol=tol, threads=threads, **options,
+        start, nodes, l2=l2 / nodes_a_chain, optimizer=optimizer, max_iter=max_iter,
+        tol=tol / nodes_a_chain, threads=threads, **options,
+    )
+    course = Course(
+        tuple(nodes_a_chain * value for value in course.values), nodes_a_chain * course.gap,
+        course.converged,
     )
     pairs = observed_pairs(data.labels, edge_starts(data.offsets), n_states) + 1.0
     pairs /= pairs.sum()
@@ -96,8 +114,12 @@ def learn_piecewise(
         return loss.value / len(data), np.array(by_v) / len(data)
 
     batch = optimizer if optimizer in ("cg", "lbfgs") else "cg"
-    v, _ = descend(evaluate, np.ones(2), batch, max_iter, tol, n_examples=len(data))
-    return scaled(parts, v), course, (float(v[0]), float(v[1]))
+    # A part may be worth so much that one more of it changes everything: steps of about its size.
+    size = np.array([max(1.0, float(np.abs(part).max())) for part in (scores, information)])
+    v, course_of_v = descend(
+        evaluate, np.ones(2), 1 / size, batch, max_iter, tol, n_examples=len(data)
+    )
+    return scaled(parts, v), course, Parts((float(v[0]), float(v[1])), course_of_v)
 
 
 def scaled(parts: ChainModel, v: Doubles) -> ChainModel:

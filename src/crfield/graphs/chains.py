@@ -6,8 +6,8 @@ Every function takes many chains at once: `costs` is a list of arrays (T, L), an
 one chain (T, L), or with `lengths` (C,) the rows (N, L) of all chains one after the other.
 `transitions` is (L, L) for all edges, or (N - C, L, L) with a table for each edge (or a list with
 such an array for each chain): a chain of T nodes has T - 1 edges, and they follow each other as the
-chains do. Work is done in float32 if everything is float32, else in float64; sums are always formed
-in float64. No result depends on `threads`.
+chains do. Work is done in float32 if everything is float32 or float16, else in float64 (also for
+longdouble and whole numbers); sums are always formed in float64. No result depends on `threads`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from crfield.graphs._chain_inputs import (
     as_batch,
     as_labels,
     as_temperature,
+    check_edges,
     check_room,
+    sum_bytes,
 )
 
 Doubles = NDArray[np.float64]
@@ -50,7 +52,7 @@ class BestChains:
     offsets: Offsets
 
     def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """An array with one row a node as a list with one array a chain."""
+        """Values (N, ...), one row a node, as a list with one array (T, ...) a chain."""
         return np.split(values, self.offsets[1:-1])
 
 
@@ -93,22 +95,24 @@ def infer_chains(
     costs: Any, transitions: Any, *, lengths: Any = None, temperature: float = 1.0,
     edge_marginals: bool = False, threads: int | None = None,
 ) -> ChainResult:
-    """Marginals, partition functions and labels of least energy, exactly.
+    """Marginals, partition functions and labels of least energy, exactly (L7, sum-product).
 
-    temperature : 0 puts all probability on the labels of least energy.
+    P(x) = exp(-E(x) / T) / Z, E(x) = sum_t costs[t, x_t] + sum_t transitions[x_t, x_{t+1}].
+
+    costs : a list of (T, L), one a chain; (C, T, L); one chain (T, L); or with `lengths` (C,) the
+        rows (N, L) of all chains one after the other.
+    transitions : (L, L) for all edges, or (N - C, L, L) with a table for each, or a list of these.
+    temperature : 1e-6 to 1e100, or 0, which puts all probability on the labels of least energy.
     edge_marginals : whether to keep the pairwise marginals of every edge.
+    threads : native threads, None for all cores; no result depends on them.
     """
     batch = as_batch(costs, transitions, lengths)
     value = as_temperature(temperature, may_be_zero=True)
     best = minimize_batch(batch, threads)
-    n_nodes, n_states, n_chains = batch.n_nodes, batch.n_states, batch.n_chains
     edges = None
     if edge_marginals:
-        shape = (n_nodes - n_chains, n_states, n_states)
-        check_memory(
-            float(np.prod(shape)) * batch.costs.itemsize, f"edge_marginals of shape {shape}",
-            "leave edge_marginals out, or infer fewer chains at a time",
-        )
+        check_edges(batch)
+        shape = (batch.n_nodes - batch.n_chains, batch.n_states, batch.n_states)
         edges = np.zeros(shape, batch.costs.dtype)
     sums = (
         sum_batch(batch, value, edges, threads) if value > 0.0 else _certain(batch, best, edges)
@@ -119,7 +123,10 @@ def infer_chains(
 def best_chains(
     costs: Any, transitions: Any, *, lengths: Any = None, threads: int | None = None
 ) -> BestChains:
-    """Labels of least energy (Viterbi); exact for whole numbers whose sums stay below 2^53."""
+    """Labels of least energy (Viterbi); exact for whole numbers whose sums stay below 2^53.
+
+    Inputs are as for `infer_chains`.
+    """
     return minimize_batch(as_batch(costs, transitions, lengths), threads)
 
 
@@ -128,14 +135,19 @@ def k_best_chains(
 ) -> RankedChains:
     """The k labellings of least energy of each chain (list Viterbi).
 
-    Equal ones come in the order of their last labels, then of those before.
+    Equal ones come in the order of their last labels, then of those before. Inputs are as for
+    `infer_chains`.
     """
     batch = as_batch(costs, transitions, lengths)
-    count = as_count(k, "k", 1, (2**31 - 1) // batch.n_states)
-    longest = int(np.diff(batch.offsets).max())
-    check_memory(
-        4.0 * count * (batch.n_nodes + thread_count(threads) * longest * batch.n_states),
-        f"k_best_chains with k={count}", "use a smaller k, or fewer chains at a time",
+    asked = as_count(k, "k", 1, (2**31 - 1) // batch.n_states)
+    # No chain has more labellings than this; the exponent is cut where k is reached anyway.
+    count = min(asked, batch.n_states ** min(batch.longest, 31))
+    workers = min(thread_count(threads), batch.n_chains)
+    # What is given back; for each thread the lists of two nodes, and where all entries came from.
+    given = count * (4.0 * batch.n_nodes + 8.0 * batch.n_chains)
+    lists = count * batch.n_states * (16.0 + 4.0 * batch.longest)
+    check_room(
+        batch, thread_count(threads), tables=2, node_bytes=0.0, more=given + workers * lists
     )
     labels = np.empty(count * batch.n_nodes, np.int32)
     energies = np.empty((batch.n_chains, count))
@@ -154,14 +166,17 @@ def sample_chains(
 ) -> Labels:
     """Independent labels (n_samples, N) drawn from P: filtering forward, sampling backward.
 
-    They depend on the seed, and for each chain on its place in the batch.
+    They depend on the seed, and for each chain on its place in the batch. Inputs are as for
+    `infer_chains`.
     """
     batch = as_batch(costs, transitions, lengths)
     count = as_count(n_samples, "n_samples")
     value = as_temperature(temperature, may_be_zero=False)
     number = as_count(seed, "seed", 0, 2**64 - 1)
     check_memory(4.0 * count * batch.n_nodes, f"{count} samples", "draw fewer samples at a time")
-    check_room(batch, thread_count(threads))
+    check_room(
+        batch, thread_count(threads), tables=4, node_bytes=36.0, more=4.0 * count * batch.n_nodes
+    )
     labels = np.empty((count, batch.n_nodes), np.int32)
     _native.sample_chains(*batch.arguments, value, number, labels, thread_count(threads))
     return labels
@@ -170,7 +185,10 @@ def sample_chains(
 def chain_energies(
     costs: Any, transitions: Any, labels: Any, *, lengths: Any = None
 ) -> Doubles:
-    """E(x) of given labels, (C,); labels : (N,), or a list of (T,)."""
+    """E(x) = sum_t costs[t, x_t] + sum_t transitions[x_t, x_{t+1}] of given labels, (C,).
+
+    labels : (N,), or a list of (T,); other inputs are as for `infer_chains`.
+    """
     batch = as_batch(costs, transitions, lengths)
     return energies_of(batch, as_labels(labels, batch))
 
@@ -194,7 +212,8 @@ def sum_batch(
     batch: ChainBatch, temperature: float, edges: FloatArray | None, threads: int | None
 ) -> tuple[Doubles, FloatArray, Doubles]:
     """`log_partition`, `marginals` and `transition_marginals`; fills `edges` where given."""
-    check_room(batch, thread_count(threads))
+    # Two tables by rows and by columns and the pairs of an edge; rows of four numbers a state.
+    check_room(batch, thread_count(threads), tables=5, node_bytes=36.0, more=sum_bytes(batch))
     log_partition = np.empty(batch.n_chains)
     marginals = np.empty_like(batch.costs)
     counts = np.empty((batch.n_states, batch.n_states))
@@ -207,7 +226,7 @@ def sum_batch(
 
 def minimize_batch(batch: ChainBatch, threads: int | None) -> BestChains:
     """Labels of least energy of checked chains."""
-    check_room(batch, thread_count(threads))
+    check_room(batch, thread_count(threads), tables=1, node_bytes=4.0, more=4.0 * batch.n_nodes)
     labels, energies = np.empty(batch.n_nodes, np.int32), np.empty(batch.n_chains)
     _native.best_chains(*batch.arguments, labels, energies, thread_count(threads))
     return BestChains(labels, energies, batch.offsets)

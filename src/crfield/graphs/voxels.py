@@ -25,6 +25,8 @@ from crfield._validate import (
 )
 
 MOST_VOXELS = 2**31 - 1
+# What lies within has quotients and sums of squares in the range of numbers.
+LEAST_LENGTH, LARGEST_LENGTH = 1e-100, 1e100
 _DOUBLE = np.dtype(np.float64)
 
 Float64 = NDArray[np.float64]
@@ -53,19 +55,17 @@ class VoxelGrid:
 
     shape : (X, Y, Z); a voxel's flat index is (x * Y + y) * Z + z.
     origin : (3,), the corner of voxel (0, 0, 0).
-    spacing : a number, or one for each axis.
+    spacing : a number, or one for each axis, between 1e-100 and 1e100.
     """
 
     def __init__(self, shape: Sequence[int], origin: Any = (0.0, 0.0, 0.0), spacing: Any = 1.0):
         try:
-            lengths = tuple(shape)
-        except TypeError:
-            lengths = ()
-        if len(lengths) != 3:
+            x, y, z = shape
+        except (TypeError, ValueError):
             raise InputError(
                 f"shape must be three whole numbers, got {shown(shape)}; give (X, Y, Z)."
-            )
-        x, y, z = (as_count(length, "shape", 1) for length in lengths)
+            ) from None
+        x, y, z = (as_count(length, "shape", 1) for length in (x, y, z))
         self.shape = (x, y, z)
         if self.n_voxels > MOST_VOXELS:
             raise InputError(
@@ -79,7 +79,15 @@ class VoxelGrid:
                 f"spacing must be one number or three, got shape {size.shape}; give the length of "
                 "a voxel along each axis."
             )
+        bad = (size < LEAST_LENGTH) | (size > LARGEST_LENGTH)
+        if bad.any():
+            raise InputError(
+                f"spacing must lie between {LEAST_LENGTH:g} and {LARGEST_LENGTH:g}, got "
+                f"{size[bad].flat[0]:g}; use another unit of length."
+            )
         self.spacing: Float64 = np.broadcast_to(size, (3,)).copy()
+        for values in (self.origin, self.spacing):
+            values.setflags(write=False)
 
     @property
     def n_voxels(self) -> int:
@@ -88,8 +96,14 @@ class VoxelGrid:
 
     def centers(self) -> Float64:
         """World coordinates of the voxels' centres, (X, Y, Z, 3)."""
-        index = np.moveaxis(np.indices(self.shape), 0, -1)
-        return np.asarray(self.origin + (index + 0.5) * self.spacing)
+        check_memory(
+            24.0 * self.n_voxels, f"A list of {self.n_voxels} centres", "use a coarser grid"
+        )
+        centers = np.empty((*self.shape, 3))
+        for axis, length in enumerate(self.shape):
+            places = self.origin[axis] + (np.arange(length) + 0.5) * self.spacing[axis]
+            centers[..., axis] = np.expand_dims(places, tuple({0, 1, 2} - {axis}))
+        return centers
 
     def traverse(
         self, origins: Any, directions: Any, *, distances: bool = False, threads: int | None = None
@@ -101,7 +115,8 @@ class VoxelGrid:
 
         Parameters
         ----------
-        origins, directions : (R, 3) or (3,), the same for all rays then.
+        origins, directions : (R, 3) or (3,), the same for all rays then; the largest entry of a
+            direction lies between 1e-100 and 1e100.
         distances : whether to give `entries` and `exits`.
         threads : native threads, all usable cores by default.
         """
@@ -112,11 +127,16 @@ class VoxelGrid:
                 f"origins and directions must be as many, got {len(starts)} and {len(ways)}; give "
                 "one of each for a ray."
             )
-        still = ~np.atleast_2d(ways).any(1)
-        if still.any():
+        length = np.abs(np.atleast_2d(ways)).max(1)
+        bad = (length < LEAST_LENGTH) | (length > LARGEST_LENGTH)
+        if bad.any():
+            ray = int(np.argmax(bad))
+            wanted = "must not be zero" if length[ray] == 0 else (
+                f"must have a largest entry between {LEAST_LENGTH:g} and {LARGEST_LENGTH:g}"
+            )
             raise InputError(
-                f"directions must not be zero, got {shown([0, 0, 0])} for ray "
-                f"{int(np.argmax(still))}; leave that ray out."
+                f"directions {wanted}, got {shown(np.atleast_2d(ways)[ray].tolist())} for ray "
+                f"{ray}; leave that ray out, or scale its direction."
             )
         starts, ways = np.atleast_2d(*np.broadcast_arrays(starts, ways))
         rays = np.ascontiguousarray(starts), np.ascontiguousarray(ways)
@@ -144,6 +164,7 @@ class Camera:
 
     def __init__(self, projection: Any, image_size: Sequence[int]):
         self.projection: Float64 = _as_matrix(projection, "projection", (3, 4))
+        self.projection.setflags(write=False)
         try:
             height, width = image_size
         except (TypeError, ValueError):
@@ -151,14 +172,25 @@ class Camera:
                 f"image_size must be two whole numbers, got {shown(image_size)}; give "
                 "(height, width)."
             ) from None
-        self.image_size = as_count(height, "image_size", 1), as_count(width, "image_size", 1)
-        part = self.projection[:, :3]
-        if not abs(np.linalg.det(part)) > 1e-12 * np.prod(np.linalg.norm(part, axis=1)):
+        self.image_size = (
+            as_count(height, "image_size", 1, MOST_VOXELS),
+            as_count(width, "image_size", 1, MOST_VOXELS),
+        )
+        # P counts up to a factor, but only numbers near 1 have determinants in range.
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            unit = self.projection / np.abs(self.projection[:, :3]).max()
+        part, volume = unit[:, :3], 0.0
+        if np.isfinite(unit).all():
+            volume = float(np.linalg.det(part))
+        if not abs(volume) > 1e-12 * np.prod(np.linalg.norm(part, axis=1)):
             raise InputError(
                 "projection must have an invertible left 3 x 3 part, got one of determinant "
-                f"{np.linalg.det(part):g}; check the calibration."
+                f"{volume:g} where its largest entry is 1; check the calibration."
             )
         self._inverse = np.linalg.inv(part)
+        self._center: Float64 = -self._inverse @ unit[:, 3]
+        # The sign of P is free; a positive determinant looks along +depth.
+        self._sign = math.copysign(1.0, volume)
 
     @classmethod
     def from_calibration(
@@ -184,14 +216,14 @@ class Camera:
             for values, name in ((position, "position"), (target, "target"), (up, "up"))
         )
         size = float(as_positive(as_scalar(focal_length, "focal_length"), "focal_length"))
-        ahead = aim - place
+        ahead, upwards = _scaled(aim - place), _scaled(upwards)
         right = np.cross(ahead, upwards)
         if not np.linalg.norm(right) > 1e-9 * np.linalg.norm(ahead) * np.linalg.norm(upwards):
             raise InputError(
                 f"up must not lie along the view, got {shown(upwards.tolist())} for a view along "
                 f"{shown(ahead.tolist())}; choose another direction, or another target."
             )
-        axes = np.stack([right, np.cross(ahead, right), ahead])
+        axes = np.stack([right, np.cross(ahead, _scaled(right)), ahead])
         rotation = axes / np.linalg.norm(axes, axis=1, keepdims=True)
         camera = cls(np.eye(3, 4), image_size)
         height, width = camera.image_size
@@ -201,7 +233,7 @@ class Camera:
     @property
     def center(self) -> Float64:
         """Where all rays start, (3,)."""
-        return np.asarray(-self._inverse @ self.projection[:, 3])
+        return self._center.copy()
 
     def rays(self, pixels: Any = None) -> tuple[Float64, Float64]:
         """Origins and unit directions, (N, 3) each, of the rays through pixels.
@@ -209,6 +241,7 @@ class Camera:
         pixels : (N, 2), columns and rows, fractions allowed; all pixels row by row by default.
         """
         if pixels is None:
+            self._check_rays(math.prod(self.image_size))
             rows, columns = np.indices(self.image_size)
             places: FloatArray = np.column_stack([columns.ravel(), rows.ravel()]).astype(_DOUBLE)
         else:
@@ -218,11 +251,16 @@ class Camera:
                     f"pixels must have shape (N, 2), got {places.shape}; give a column and a row "
                     "for each."
                 )
-        # The sign of P is free; a positive determinant looks along +depth.
-        sign = np.sign(np.linalg.det(self._inverse))
-        ways = sign * (places @ self._inverse[:, :2].T + self._inverse[:, 2])
+            self._check_rays(len(places))
+        distance = np.maximum(np.abs(places).max(1, keepdims=True), 1.0)
+        ways = (places / distance) @ self._inverse[:, :2].T + self._inverse[:, 2] / distance
+        ways *= self._sign / np.abs(ways).max(1, keepdims=True)
         ways /= np.linalg.norm(ways, axis=1, keepdims=True)
-        return np.broadcast_to(self.center, ways.shape).copy(), ways
+        return np.broadcast_to(self._center, ways.shape).copy(), ways
+
+    @staticmethod
+    def _check_rays(n_rays: int) -> None:
+        check_memory(120.0 * n_rays, f"A list of {n_rays} rays", "pass fewer pixels")
 
     def project(self, points: Any) -> tuple[Float64, Float64]:
         """Columns and rows (N, 2), and depths (N,) in units of the last row of P, of points (N, 3).
@@ -233,7 +271,7 @@ class Camera:
         image = places @ self.projection[:, :3].T + self.projection[:, 3]
         with np.errstate(divide="ignore", invalid="ignore"):
             pixels = image[:, :2] / image[:, 2:]
-        return pixels, np.asarray(image[:, 2] * np.sign(np.linalg.det(self._inverse)))
+        return pixels, np.asarray(image[:, 2] * self._sign)
 
 
 def _as_points(values: Any, name: str, ndim: int | None = None) -> Float64:
@@ -245,6 +283,11 @@ def _as_points(values: Any, name: str, ndim: int | None = None) -> Float64:
             f"{name} must have shape {wanted}, got {array.shape}; give x, y and z."
         )
     return array
+
+
+def _scaled(vector: Float64) -> Float64:
+    """Divided by its largest entry, so that its products stay in the range of numbers."""
+    return np.asarray(vector / (np.abs(vector).max() or 1.0))
 
 
 def _as_matrix(values: Any, name: str, shape: tuple[int, int]) -> Float64:

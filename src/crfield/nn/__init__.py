@@ -1,4 +1,4 @@
-"""Differentiable CRFs for PyTorch: a dense layer on CPU and GPU, and rays through voxels."""
+"""Differentiable CRFs for PyTorch: a dense layer, chains, trees, grids, graphs and rays."""
 
 try:
     import torch  # noqa: F401
@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from None
 
+from crfield.nn.grids import GridBeliefs, GridCRF, propagate_grid
 from crfield.nn.layer import DenseCRF
 from crfield.nn.losses import (
     ExpectedHamming,
@@ -18,17 +19,41 @@ from crfield.nn.losses import (
     PairwiseEnergy,
     RobustLogLikelihood,
 )
+from crfield.nn.propagation import GraphBeliefs, propagate_graph
 from crfield.nn.rays import RayBeliefs, expected_depth_error, pad_rays, propagate_rays
+from crfield.nn.trees import (
+    ChainCRF,
+    TreeCRF,
+    tree_decode,
+    tree_edge_marginals,
+    tree_energies,
+    tree_log_partition,
+    tree_marginals,
+    tree_nll,
+)
 
 __all__ = [
+    "ChainCRF",
     "DenseCRF",
     "ExpectedHamming",
+    "GraphBeliefs",
+    "GridBeliefs",
+    "GridCRF",
     "IntersectionOverUnion",
     "LogLikelihood",
     "PairwiseEnergy",
     "RayBeliefs",
     "RobustLogLikelihood",
+    "TreeCRF",
     "expected_depth_error",
     "pad_rays",
+    "propagate_graph",
+    "propagate_grid",
     "propagate_rays",
+    "tree_decode",
+    "tree_edge_marginals",
+    "tree_energies",
+    "tree_log_partition",
+    "tree_marginals",
+    "tree_nll",
 ]

@@ -105,7 +105,7 @@ class DenseCRF(nn.Module):
 
     @classmethod
     def from_model(cls, model: Model, **options: Any) -> DenseCRF:
-        """The layer of a `crfield.DenseCRF`; `options` as for the constructor."""
+        """The layer of a `crfield.DenseCRF`, `model`; `options` as for the constructor."""
         if not isinstance(model, Model):
             raise InputError(
                 f"model must be a crfield.DenseCRF, got {shown(model)}; "
@@ -145,7 +145,10 @@ class DenseCRF(nn.Module):
     def prepare(
         self, logits: Tensor, image: Tensor | None, features: Mapping[str, Tensor] | None
     ) -> tuple[Tensor, list[Tensor], list[Tensor], Settings]:
-        """What `forward` takes, checked and brought to what `mean_field` takes."""
+        """Costs (B, N, L), of each term features (B, N, D) and compatibility (L, L), and settings.
+
+        Arguments are those of `forward`.
+        """
         grid = self._check(logits, image, features)
         # Half precision has too few digits for sums over an image.
         work = logits.dtype if logits.dtype == torch.float64 else torch.float32

@@ -21,7 +21,7 @@ from crfield.nn.layer import DenseCRF
 
 
 class _Loss(nn.Module):
-    """What the losses share.
+    """What the losses share: they take logits (B, L, *grid) and labels (B, *grid).
 
     weights : (L,) factor of each true label, or None for ones.
     void : the label of pixels that do not count.
@@ -108,7 +108,7 @@ class RobustLogLikelihood(_Loss):
             raise InputError(f"eps must not be negative, got {self.eps:g}; 0 adds nothing.")
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """The loss of a batch, ()."""
         rows, truth, w = self._known(logits, labels)
         own = rows.gather(1, truth[:, None])[:, 0]
         value = own if self.eps == 0 else torch.log(own.exp() + self.eps)
@@ -126,17 +126,20 @@ class ExpectedHamming(_Loss):
     """1 - sum_i w q_i(T_i) / sum_i w, the expected share of wrong labels."""
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """The loss of a batch, ()."""
         rows, truth, w = self._known(logits, labels)
         own = rows.gather(1, truth[:, None])[:, 0].exp()
         return (w * (1.0 - own)).sum() / w.sum().clamp_min(1e-30)
 
 
 class IntersectionOverUnion(_Loss):
-    """1 - mean_l i_l / u_l over the labels that occur in the batch."""
+    """L = 1 - mean_l i_l / u_l over the labels that occur in the batch.
+
+    i_l = sum_{T_i = l} q_i(l), u_l = n_l + sum_{T_i != l} q_i(l).
+    """
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """The loss of a batch, ()."""
         rows, truth, _ = self._known(logits, labels)
         q = rows.exp()
         onehot = torch.nn.functional.one_hot(truth, q.shape[1]).to(q)
@@ -171,7 +174,7 @@ class PairwiseEnergy(nn.Module):
         self, logits: Tensor, image: Tensor | None = None, *,
         features: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """The energy of a batch; arguments as for the layer."""
+        """The energy of a batch, (); arguments are those of `DenseCRF.forward`."""
         check_tensor(logits, "logits")
         with torch.autocast(logits.device.type, enabled=False):
             unary, scaled, compatibilities, settings = self.crf.prepare(logits, image, features)

@@ -17,11 +17,19 @@ import torch
 from torch import Tensor
 
 from crfield import _native
-from crfield._validate import InputError, as_count, as_scalar
+from crfield._validate import (
+    InputError,
+    as_array,
+    as_count,
+    as_damping,
+    check_memory,
+)
+from crfield.graphs._ray_checks import as_offsets
 from crfield.nn._inputs import can_look, check_finite_tensor, check_tensor
 
 # The logarithm of nothing: far below any product of messages, and its gradient is 0, not NaN.
 _NONE = -1e30
+_LARGEST_LOG_SCORE = 1e20
 
 
 class RayBeliefs(NamedTuple):
@@ -41,40 +49,44 @@ class RayBeliefs(NamedTuple):
 def pad_rays(offsets: Any, values: Any, fill: float = -1) -> Tensor:
     """Lists of rays, as `VoxelGrid.traverse` gives them, one to a row: (R, N), `fill` behind each.
 
-    offsets : (R + 1,); values : (E,), such as voxels, scores or entries.
+    offsets : (R + 1,).
+    values : (E,), such as voxels, scores or entries.
     """
-    ends, entries = np.asarray(offsets), np.asarray(values)
-    lengths = np.diff(ends)
-    if ends.ndim != 1 or len(ends) < 2 or (lengths < 0).any() or entries.shape != (ends[-1],):
+    entries = as_array(values, "values")
+    if entries.ndim != 1:
         raise InputError(
-            f"offsets must rise from 0 to the {entries.size} values, got shape {ends.shape}; pass "
-            "both as traverse gives them."
+            f"values must have shape (E,), got {entries.shape}; pass them as traverse gives them."
         )
-    padded = np.full((len(lengths), int(lengths.max())), fill, entries.dtype)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = entries
-    return torch.from_numpy(padded.astype(np.int64) if entries.dtype.kind == "i" else padded)
+    lengths = np.diff(as_offsets(offsets, len(entries), "values"))
+    shape = len(lengths), int(lengths.max())
+    dtype = np.dtype(np.int64) if entries.dtype.kind in "iu" else entries.dtype
+    check_memory(
+        (1.0 + dtype.itemsize) * math.prod(shape), f"Padded rays of shape {shape}",
+        "pass fewer rays at a time, or rays of like lengths",
+    )
+    padded = np.full(shape, fill, dtype)
+    padded[np.arange(shape[1]) < lengths[:, None]] = entries
+    return torch.from_numpy(padded)
 
 
 def propagate_rays(
     log_scores: Tensor, voxels: Tensor, prior_log_odds: Tensor, *,
     empty_log_scores: Tensor | None = None, n_iter: int = 3, damping: float = 0.5,
 ) -> RayBeliefs:
-    """Sum-product belief propagation; gradients reach scores and prior.
+    """Sum-product belief propagation with psi(o) = sum_i o_i prod_{j < i} (1 - o_j) s_i + s_inf
+    prod_i (1 - o_i) for each ray; gradients reach scores and prior.
 
-    log_scores : (R, N), log s_i, finite; entries behind a ray's last voxel are ignored.
+    log_scores : (R, N) float32 or float64, log s_i, at most 1e20 in magnitude; entries behind a
+        ray's last voxel are ignored.
     voxels : (R, N) whole numbers, -1 behind a ray's last voxel; no voxel twice on a ray.
     prior_log_odds : (V,), of each voxel being occupied.
     empty_log_scores : (R,), log s_inf, or None for s_inf = 0.
     n_iter, damping : as for `infer_rays`.
     """
-    count, kept = as_count(n_iter, "n_iter", 1), as_scalar(damping, "damping")
-    if not 0 <= kept < 1:
-        raise InputError(
-            f"damping must be 0 or more and less than 1, got {kept:g}; 0.5 is a common choice."
-        )
+    count, kept = as_count(n_iter, "n_iter", 1), as_damping(damping)
     is_voxel = _check(log_scores, voxels, prior_log_odds, empty_log_scores)
     # What is behind a ray's end reads and writes a voxel that is cut off again.
-    places = torch.where(is_voxel, voxels, len(prior_log_odds)).long()
+    places = torch.where(is_voxel, voxels.long(), len(prior_log_odds))
     scores = log_scores.masked_fill(~is_voxel, _NONE)
     nothing = scores.new_full((len(scores),), _NONE)
     empty = nothing if empty_log_scores is None else empty_log_scores.to(scores)
@@ -115,8 +127,9 @@ def _walk(
 def expected_depth_error(depths: Tensor, distances: Tensor, truth: Tensor) -> Tensor:
     """Mean over rays of sum_i P(depth = i) |d_i - d*|, given that a voxel was met.
 
-    depths : (R, N), of `propagate_rays`; distances : (R, N), d_i of each voxel, finite behind the
-    last as well; truth : (R,), d*, NaN for rays that do not count.
+    depths : (R, N), of `propagate_rays`.
+    distances : (R, N), d_i of each voxel, finite behind the last as well.
+    truth : (R,), d*, NaN for rays that do not count.
     """
     for values, name in ((depths, "depths"), (distances, "distances"), (truth, "truth")):
         check_tensor(values, name)
@@ -138,22 +151,31 @@ def _check(
     """Which entries are voxels, (R, N)."""
     check_tensor(log_scores, "log_scores")
     check_tensor(prior_log_odds, "prior_log_odds", log_scores)
+    if log_scores.dtype not in (torch.float32, torch.float64):
+        raise InputError(
+            f"log_scores must be float32 or float64, got {log_scores.dtype}; sums along a ray need "
+            "that many digits: use its float()."
+        )
     if log_scores.ndim != 2 or math.prod(log_scores.shape) == 0:
         raise InputError(
             f"log_scores must have shape (R, N), got {tuple(log_scores.shape)}; see pad_rays."
         )
     if (
         not isinstance(voxels, Tensor) or voxels.shape != log_scores.shape
-        or voxels.is_floating_point() or voxels.device != log_scores.device
+        or voxels.is_floating_point() or voxels.is_complex() or voxels.dtype == torch.bool
+        or voxels.device != log_scores.device
     ):
         raise InputError(
             "voxels must be whole numbers of the shape and on the device of log_scores, got "
             f"{tuple(getattr(voxels, 'shape', ()))}; see pad_rays."
         )
-    if prior_log_odds.ndim != 1 or len(prior_log_odds) == 0:
+    if (
+        prior_log_odds.ndim != 1 or len(prior_log_odds) == 0
+        or not prior_log_odds.is_floating_point()
+    ):
         raise InputError(
-            f"prior_log_odds must have shape (V,), got {tuple(prior_log_odds.shape)}; give one "
-            "number for each voxel."
+            "prior_log_odds must be floating-point numbers of shape (V,), got "
+            f"{prior_log_odds.dtype} {tuple(prior_log_odds.shape)}; give one number for each voxel."
         )
     if empty_log_scores is not None:
         check_tensor(empty_log_scores, "empty_log_scores", log_scores)
@@ -164,11 +186,29 @@ def _check(
             )
         check_finite_tensor(empty_log_scores, "empty_log_scores")
     is_voxel = voxels >= 0
-    if can_look(voxels) and bool((voxels >= len(prior_log_odds)).any()):
-        raise InputError(
-            f"voxels must be less than {len(prior_log_odds)}, got {int(voxels.max())}; match "
-            "prior_log_odds."
-        )
-    check_finite_tensor(torch.where(is_voxel, log_scores, 0.0), "log_scores")
     check_finite_tensor(prior_log_odds, "prior_log_odds")
+    if can_look(voxels):
+        _check_entries(log_scores.detach(), voxels, is_voxel, len(prior_log_odds))
     return is_voxel
+
+
+def _check_entries(log_scores: Tensor, voxels: Tensor, is_voxel: Tensor, n_voxels: int) -> None:
+    if bool((voxels >= n_voxels).any()):
+        raise InputError(
+            f"voxels must be less than {n_voxels}, got {int(voxels.max())}; match prior_log_odds."
+        )
+    order = voxels.sort(1).values
+    again = (order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)
+    if bool(again.any()):
+        ray, at = (int(i) for i in again.nonzero()[0])
+        raise InputError(
+            f"voxels of a ray must differ, got {int(order[ray, at])} twice on ray {ray}; keep the "
+            "one nearer to the camera."
+        )
+    scores = torch.where(is_voxel, log_scores, 0.0)
+    check_finite_tensor(scores, "log_scores")
+    if float(scores.abs().max()) > _LARGEST_LOG_SCORE:
+        raise InputError(
+            f"log_scores must not exceed {_LARGEST_LOG_SCORE:g} in magnitude, got "
+            f"{float(scores.abs().max()):g}; -1e3 rules a voxel out just as well."
+        )

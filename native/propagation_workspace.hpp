@@ -1,0 +1,19 @@
+// What the two halves of belief propagation share.
+#pragma once
+
+#include "factor_graph.hpp"
+
+namespace crfield {
+
+// Ranges of variables or factors below this are not split between threads.
+inline constexpr std::size_t grain = 256;
+
+struct Propagation::Workspace {
+  Scratch scratch, fresh, shared;
+  double* room(std::size_t n) {
+    if (fresh.size() < n) fresh.resize(n);
+    return fresh.data();
+  }
+};
+
+}  // namespace crfield

@@ -1,0 +1,67 @@
+"""Springs of pictorial structures by maximum likelihood."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._validate import InputError
+from crfield.graphs.distances import Doubles
+
+Indices = NDArray[np.int64]
+
+# Whether offsets and weights depend on the orientation of the parent, and on the part's own.
+DEPENDENCES = {
+    "neither": (False, False), "own": (False, True), "parent": (True, False), "both": (True, True),
+}
+
+
+def fit_springs(
+    positions: Doubles, orientations: Indices, parents: Indices, n_orientations: int,
+    dependence: str, least_deviation: float, pseudo_count: float,
+) -> tuple[Doubles, Doubles, Doubles]:
+    """Offsets and weights (P, A, B, 2) and transitions (P, K, K), see `PictorialStructure.fit`."""
+    by_parent, by_own = DEPENDENCES[dependence]
+    sizes = n_orientations if by_parent else 1, n_orientations if by_own else 1
+    n_parts = len(parents)
+    offsets, variances = np.zeros((n_parts, *sizes, 2)), np.ones((n_parts, *sizes, 2))
+    transitions = np.zeros((n_parts, n_orientations, n_orientations))
+    for part in np.flatnonzero(parents >= 0):
+        above = parents[part]
+        steps = positions[:, part] - positions[:, above]
+        seen = np.isfinite(steps).all(1)
+        if not seen.any():
+            raise InputError(
+                f"positions must show part {part} together with its parent {above} in at least one "
+                "example, got none; add such an example or another parent."
+            )
+        steps = steps[seen]
+        turns = orientations[seen, above], orientations[seen, part]
+        groups = turns[0] % sizes[0] * sizes[1] + turns[1] % sizes[1]
+        offsets[part], variances[part] = (
+            values.reshape(*sizes, 2) for values in _moments(steps, groups, sizes[0] * sizes[1])
+        )
+        if n_orientations > 1:
+            counts = np.full((n_orientations, n_orientations), pseudo_count)
+            np.add.at(counts, turns, 1.0)
+            transitions[part] = -np.log(counts / counts.sum(1, keepdims=True))
+    variances = np.maximum(variances, least_deviation**2)
+    if n_orientations > 1:
+        held = parents >= 0
+        # A wide Gaussian is a low one: without this it would win for being indifferent.
+        transitions[held] += 0.5 * np.log(2 * np.pi * variances[held]).sum(-1)
+    return offsets, 1 / (2 * variances), transitions
+
+
+def _moments(steps: Doubles, groups: Indices, n_groups: int) -> tuple[Doubles, Doubles]:
+    """Mean and variance (n_groups, 2) of the steps of each group, of all for groups of one."""
+    counts = np.bincount(groups, minlength=n_groups)
+    sums, squares = np.zeros((n_groups, 2)), np.zeros((n_groups, 2))
+    np.add.at(sums, groups, steps)
+    share = np.maximum(counts, 1)[:, None]
+    means = sums / share
+    np.add.at(squares, groups, (steps - means[groups]) ** 2)
+    variances = squares / share
+    rare = counts < 2
+    means[rare], variances[rare] = steps.mean(0), steps.var(0)
+    return means, variances

@@ -1,0 +1,285 @@
+"""The kinds of factors that a factor graph is made of, many of one kind in one object.
+
+A factor costs its variables' joint state; all costs add up to E(x). Infinite costs forbid states.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield import _native
+from crfield._validate import (
+    LARGEST_COST,
+    InputError,
+    as_count,
+    check_memory,
+    shown,
+)
+from crfield.graphs._graph_checks import (
+    Doubles,
+    Variables,
+    as_cost_array,
+    as_numbers,
+    as_one_each,
+    as_variables,
+    check_not_below_zero,
+)
+
+
+class Factors(ABC):
+    """Factors of one kind over numbered variables.
+
+    Attributes
+    ----------
+    variables : (S,) int32, the variables of all factors, one factor after the other.
+    starts : (M + 1,) int64: factor m joins variables[starts[m]:starts[m + 1]].
+    """
+
+    variables: Variables
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @abstractmethod
+    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+        """States that the factors expect of their variables (S,), given `n_states` (S,)."""
+
+    @abstractmethod
+    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+        """What the compiled core works with for `n_states` (S,), fastest at this temperature."""
+
+    def tables(self, n_states: NDArray[np.int64]) -> Doubles:
+        """Costs of all joint states, (M, L_1, ..., L_K), where there are tables; n_states (S,)."""
+        raise InputError(
+            f"{type(self).__name__} has no table of joint states; ask for the marginals of its "
+            "variables."
+        )
+
+
+class TableFactors(Factors):
+    """Tables of any order.
+
+    variables : (M, K), the variables of each factor, all different.
+    costs : (L_1, ..., L_K) for all factors, or (M, L_1, ..., L_K) with a table for each.
+    """
+
+    def __init__(self, variables: Any, costs: Any):
+        joined = as_variables(variables)
+        n_factors, order = joined.shape
+        table = as_cost_array(costs, "costs")
+        if order == 0 or table.ndim not in (order, order + 1):
+            raise InputError(
+                f"costs must have {order} axes, or {order + 1} with a table for each factor, got "
+                f"shape {table.shape}; give every variable of a factor an axis."
+            )
+        self.shared = table.ndim == order
+        if not self.shared and len(table) != n_factors:
+            raise InputError(
+                f"costs must hold a table for each of {n_factors} factors, got {len(table)}; "
+                "match variables."
+            )
+        if 0 in table.shape[-order:] or (table.size == 0 and n_factors):
+            raise InputError(
+                f"costs must hold at least one number, got shape {table.shape}; "
+                "give every joint state a cost."
+            )
+        self.costs = table
+        self.variables = joined.reshape(-1)
+        self.starts = order * np.arange(n_factors + 1, dtype=np.int64)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(L_1, ..., L_K)."""
+        return self.costs.shape if self.shared else self.costs.shape[1:]
+
+    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.tile(np.array(self.shape, np.int64), len(self))
+
+    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+        return _native.table_factors(
+            len(self), list(self.shape), self.costs.reshape(-1), self.shared, temperature
+        )
+
+    def tables(self, n_states: NDArray[np.int64]) -> Doubles:
+        return np.broadcast_to(self.costs, (len(self), *self.shape))
+
+
+class _PairFactors(Factors):
+    """Pairs of variables with equally many states and a cost that is a formula, not a table."""
+
+    def __init__(self, edges: Any, weights: Any):
+        self.edges = as_variables(edges, order=2, name="edges")
+        self.variables = self.edges.reshape(-1)
+        self.starts = 2 * np.arange(len(self.edges) + 1, dtype=np.int64)
+        self.weights = as_one_each(weights, len(self.edges), "weights")
+
+    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full(len(self.variables), self._n(n_states))
+
+    def _n(self, n_states: NDArray[np.int64]) -> int:
+        return int(n_states[0]) if len(n_states) else 1
+
+
+class PottsFactors(_PairFactors):
+    """cost(x, y) = weight [x != y]; no table is stored.
+
+    edges : (M, 2) variables with equally many states.
+    weights : one or (M,); negative ones favour different states.
+    """
+
+    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+        return _native.potts_factors(self._n(n_states), self.weights)
+
+    def tables(self, n_states: NDArray[np.int64]) -> Doubles:
+        return self.weights[:, None, None] * (1 - np.eye(self._n(n_states)))
+
+
+class DistanceFactors(_PairFactors):
+    """cost(x, y) = min(weight |x - y|^power, ceiling): truncated linear or quadratic, no tables.
+
+    Max-product takes O(L) a message (distance transforms), sum-product O(L^2).
+
+    edges : (M, 2) variables with equally many states, whose order means something.
+    weights : >= 0, one or (M,).
+    ceilings : >= 0, one or (M,), infinite for none.
+    power : 1 or 2.
+    """
+
+    def __init__(self, edges: Any, weights: Any, ceilings: Any = np.inf, power: int = 1):
+        super().__init__(edges, weights)
+        check_not_below_zero(self.weights, "weights")
+        self.ceilings = as_one_each(ceilings, len(self.edges), "ceilings", may_be_infinite=True)
+        check_not_below_zero(self.ceilings, "ceilings")
+        self.power = as_count(power, "power", 1, 2)
+
+    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+        return _native.distance_factors(
+            self._n(n_states), self.weights, self.ceilings, self.power
+        )
+
+    def tables(self, n_states: NDArray[np.int64]) -> Doubles:
+        states = np.arange(self._n(n_states), dtype=np.float64)
+        gaps = np.abs(states[:, None] - states) ** self.power
+        return np.asarray(
+            np.minimum(self.weights[:, None, None] * gaps, self.ceilings[:, None, None])
+        )
+
+
+class GridFactors(Factors):
+    """Neighbours on a grid (H, W) whose pixels are the variables 0 to H W - 1, row by row.
+
+    An edge costs weight * table[k, l], k at its left or upper end; without a table
+    weight [k != l]. Inference on a graph of this alone has a faster form.
+
+    shape : (H, W).
+    horizontal_weights, vertical_weights : one, or (H, W - 1) and (H - 1, W).
+    horizontal_table, vertical_table : (L, L), finite, or None for Potts.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], horizontal_weights: Any = 1.0, vertical_weights: Any = 1.0,
+        horizontal_table: Any = None, vertical_table: Any = None,
+    ):
+        if not isinstance(shape, tuple) or len(shape) != 2:
+            raise InputError(f"shape must be (H, W), got {shown(shape)}; pass two whole numbers.")
+        self.shape = as_count(shape[0], "H"), as_count(shape[1], "W")
+        height, width = self.shape
+        self.weights = tuple(
+            _plane(values, expected, name)
+            for values, expected, name in (
+                (horizontal_weights, (height, width - 1), "horizontal_weights"),
+                (vertical_weights, (height - 1, width), "vertical_weights"),
+            )
+        )
+        self.tables_by_axis = tuple(
+            None if table is None else _square(table, name)
+            for table, name in (
+                (horizontal_table, "horizontal_table"), (vertical_table, "vertical_table")
+            )
+        )
+        sizes = {len(table) for table in self.tables_by_axis if table is not None}
+        if len(sizes) > 1:
+            raise InputError(
+                f"tables must have the same number of states, got {sorted(sizes)}; match them."
+            )
+        steepest = max(float(np.abs(plane).max(initial=0.0)) for plane in self.weights)
+        if steepest * self.largest_table > LARGEST_COST:
+            raise InputError(
+                f"weights times tables must not exceed {LARGEST_COST:g}, got "
+                f"{steepest * self.largest_table:.3g}; a cost of 1e6 forbids a state just as well."
+            )
+        pixels = np.arange(height * width, dtype=np.int32).reshape(self.shape)
+        edges = np.concatenate([
+            np.stack([pixels[:, :-1].ravel(), pixels[:, 1:].ravel()], 1),
+            np.stack([pixels[:-1].ravel(), pixels[1:].ravel()], 1),
+        ])
+        self.variables = edges.reshape(-1)
+        self.starts = 2 * np.arange(len(edges) + 1, dtype=np.int64)
+
+    @property
+    def edges(self) -> Variables:
+        """(M, 2): those to the right of pixels first, then those downwards, each row by row."""
+        return self.variables.reshape(-1, 2)
+
+    @property
+    def largest_table(self) -> float:
+        """The largest magnitude in a table, 1 for Potts."""
+        return max(
+            1.0 if table is None else float(np.abs(table).max()) for table in self.tables_by_axis
+        )
+
+    @property
+    def may_be_planes(self) -> bool:
+        """Whether the faster form can have these costs."""
+        return all(
+            table is not None or weights.min(initial=0) >= 0
+            for table, weights in zip(self.tables_by_axis, self.weights, strict=True)
+        )
+
+    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+        known = [len(table) for table in self.tables_by_axis if table is not None]
+        return np.full(len(self.variables), known[0] if known else n_states[:1].sum())
+
+    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+        if all(table is None for table in self.tables_by_axis):
+            weights = np.concatenate([plane.ravel() for plane in self.weights])
+            return _native.potts_factors(int(n_states[:1].sum()) or 1, weights)
+        n = int(n_states[:1].sum()) or 1
+        check_memory(
+            16.0 * len(self) * n * n, f"tables of {len(self)} edges", "use a smaller grid"
+        )
+        table = self.tables(n_states)
+        return _native.table_factors(
+            len(self), list(table.shape[1:]), table.ravel(), False, temperature
+        )
+
+    def tables(self, n_states: NDArray[np.int64]) -> Doubles:
+        n = int(n_states[:1].sum()) or 1
+        return np.concatenate([
+            weights.reshape(-1, 1, 1) * (1 - np.eye(n) if table is None else table)
+            for weights, table in zip(self.weights, self.tables_by_axis, strict=True)
+        ])
+
+
+def _plane(values: Any, shape: tuple[int, int], name: str) -> Doubles:
+    array = as_numbers(values, name)
+    if array.shape not in ((), shape):
+        raise InputError(
+            f"{name} must be one number or have shape {shape}, got {array.shape}; "
+            "give every edge a weight."
+        )
+    return np.ascontiguousarray(np.broadcast_to(array, shape))
+
+
+def _square(values: Any, name: str) -> Doubles:
+    table = as_numbers(values, name)
+    if table.ndim != 2 or table.shape[0] != table.shape[1] or table.size == 0:
+        raise InputError(
+            f"{name} must have shape (L, L), got {table.shape}; give every pair of states a cost."
+        )
+    return table
