@@ -32,10 +32,10 @@ class KernelOperator(Protocol):
     is_symmetric: bool
 
     def apply(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
-        """K x for x (N, L)."""
+        """K x for x (N, L), written to `out` (N, L) if that is given."""
 
     def apply_transpose(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
-        """K' x; differs from K x only for normalisation before or after."""
+        """K' x for x (N, L), as `apply`; another only for normalisation before or after."""
 
     def diagonal(self) -> FloatArray:
         """K_ii, shape (N,)."""
@@ -58,6 +58,13 @@ class NormalizedFilter:
 
     symmetric: pre = post = (K 1)^(-1/2); before: pre = 1 / K 1; after: post = 1 / K 1;
     none: pre = post = sqrt(scale), where scale corrects the native operator's mass.
+
+    native : the compiled K (N, N).
+    n : number of variables N.
+    dtype : float32 or float64, of the work.
+    normalization : "symmetric", "before", "after" or "none".
+    threads : native threads, None for all cores.
+    scale : what the native operator's mass is to be multiplied by.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class NormalizedFilter:
         self.dtype = dtype
         self.is_symmetric = normalization in ("none", "symmetric")
         self.normalization = normalization
+        self.scale = scale
         self.pre: FloatArray | None = None
         self.post: FloatArray | None = None
         if normalization == "none":
@@ -90,16 +98,19 @@ class NormalizedFilter:
             self.post = 1.0 / rows
 
     def row_sums(self) -> FloatArray:
-        """K 1 without normalisation."""
+        """K 1 without normalisation, (N,)."""
         return self._run(np.ones((self.n_variables, 1), self.dtype), None, None, None)[:, 0]
 
     def apply(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
+        """K~ x for x (N, L), written to `out` (N, L) if that is given."""
         return self._run(x, self.pre, self.post, out)
 
     def apply_transpose(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
+        """K~' x for x (N, L), written to `out` (N, L) if that is given."""
         return self._run(x, self.post, self.pre, out)
 
     def diagonal(self) -> FloatArray:
+        """K~_ii, (N,)."""
         result = self.plain_diagonal()
         for scale in (self.pre, self.post):
             if scale is not None:
@@ -107,20 +118,22 @@ class NormalizedFilter:
         return result
 
     def start_gradient(self) -> FeatureGradient:
+        """A sum of derivatives by the features, to be added to."""
         return _NormalizedGradient(self)
 
     def plain_gradient(
         self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
         out: FloatArray | None,
     ) -> FloatArray:
-        """d sum(u_scale u * K(v_scale v)) / d features, K without normalisation, fixed scales.
+        """d sum(u_scale u * K(v_scale v)) / d features (N, D), K without normalisation.
 
-        v_scale K(u_scale u) goes to `out` if that is given.
+        The scales are held fixed. u and v are (N, L), their scales (N,) or None;
+        v_scale K(u_scale u) goes to `out` (N, L) if that is given.
         """
         raise NotImplementedError
 
     def plain_diagonal_gradient(self, s: FloatArray) -> FloatArray:
-        """d sum_i s_i K_ii / d features, K without normalisation."""
+        """d sum_i s_i K_ii / d features (N, D) for s (N,), K without normalisation."""
         raise NotImplementedError
 
     def spectral_bound(self) -> float:
@@ -130,6 +143,7 @@ class NormalizedFilter:
         return float(self.apply(np.ones((self.n_variables, 1), self.dtype)).max())
 
     def to_dense(self) -> FloatArray:
+        """K~ as an (N, N) array; small N only."""
         n = self.n_variables
         check_memory(
             3.0 * n * n * self.dtype.itemsize, f"A dense {n} x {n} kernel",
@@ -138,7 +152,7 @@ class NormalizedFilter:
         return self.apply(np.eye(n, dtype=self.dtype))
 
     def plain_diagonal(self) -> FloatArray:
-        """K_ii without normalisation."""
+        """K_ii without normalisation, (N,)."""
         raise NotImplementedError
 
     def _run(
@@ -158,7 +172,7 @@ class NormalizedFilter:
 
 
 class TableFilter(NormalizedFilter):
-    """A compiled K = S B S' that works through a table of `n_vertices` rows."""
+    """A compiled K = S B S' that works through a table of `n_vertices` rows; `dim` is D."""
 
     def __init__(
         self, native: Any, n: int, dim: int, dtype: np.dtype[Any], normalization: str,
@@ -194,13 +208,16 @@ class TableFilter(NormalizedFilter):
         self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
         out: FloatArray | None,
     ) -> FloatArray:
-        """The derivative of the filter itself, whose weights are piecewise linear in f."""
+        """The derivative (N, D) of the filter itself, whose weights are piecewise linear in f.
+
+        u and v are (N, L), u_scale and v_scale (N,) or None; v_scale K(u_scale u) goes to `out`.
+        """
         gradient = np.empty((self.n_variables, self.n_features), self.dtype)
         self._native.feature_gradient(u, u_scale, v, v_scale, gradient, out, self._threads)
         return gradient
 
     def complete_gradient(self, direct: FloatArray, own: FloatArray) -> FloatArray:
-        """The derivative of sum u'Kv by the features from that with the scales held fixed.
+        """The derivative of sum u'Kv by the features from `direct` (N, D), with scales held fixed.
 
         own : (N,) sum_l (u * Kv + v * Ku), over all summands.
         """

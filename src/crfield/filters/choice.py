@@ -21,12 +21,16 @@ SMALL = 2048
 
 def make_filter(
     features: FloatArray | GridFeatures, kernel: Kernel, method: str = "auto", *, tol: float = 0.0,
-    threads: int | None = None,
+    threads: int | None = None, n_whole: int | None = None,
 ) -> KernelOperator:
     """The operator of `kernel` on scaled features (N, D), float32 or float64.
 
-    "auto" takes the exact sum for other than Gaussian kernels, for up to 2048 variables and for
-    more than 16 feature dimensions, a grid of nodes for positions on a grid, the lattice otherwise.
+    method : "auto" takes the exact sum for other than Gaussian kernels, for up to 2048 variables
+        and for more than 16 feature dimensions, a grid of nodes for positions on a grid, the
+        lattice otherwise; "lattice"; "exact".
+    tol : pairs of variables whose kernel value is below it may be left out of exact sums.
+    threads : native threads, None for all cores.
+    n_whole : number of variables that "auto" goes by, if these are a part of more.
     """
     if not isinstance(kernel, Kernel):
         raise InputError(
@@ -51,7 +55,8 @@ def make_filter(
             )
     gaussian = kernel.shape == "gaussian"
     if method == "auto":
-        fits = gaussian and features.shape[0] > SMALL and features.shape[1] <= MAX_DIM
+        count = features.shape[0] if n_whole is None else n_whole
+        fits = gaussian and count > SMALL and features.shape[1] <= MAX_DIM
         method = "exact" if not fits else "grid" if GridFilter.suits(features) else "lattice"
     if method == "exact":
         dense = features.dense() if isinstance(features, GridFeatures) else features

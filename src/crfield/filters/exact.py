@@ -13,9 +13,10 @@ _SHAPE_CODES = {"gaussian": 0, "tent": 1, "sinc": 2}
 
 
 class ExactFilter(NormalizedFilter):
-    """K x by summing all N^2 pairs, tile by tile.
+    """(K x)_i = sum_j k(f_i, f_j) x_j over all N^2 pairs, tile by tile.
 
     features : (N, D), scaled by the kernel's widths.
+    shape : "gaussian", "tent" or "sinc".
     tol : pairs of tiles in which every |k| is below this are skipped, so that each entry of K x is
         wrong by at most N tol max|x| before normalisation; 0 skips nothing.
     """
@@ -47,8 +48,9 @@ class ExactFilter(NormalizedFilter):
         self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
         out: FloatArray | None,
     ) -> FloatArray:
-        """-sum_j k_ij (f_i - f_j) (u_i'v_j + v_i'u_j), by filtering u, v and their products with f.
+        """-sum_j k_ij (f_i - f_j) (u_i'v_j + v_i'u_j), (N, D), by filtering u, v, and both times f.
 
+        u and v are (N, L), u_scale and v_scale (N,) or None; v_scale K(u_scale u) goes to `out`.
         All columns go through one pass over the pairs, which share the exponentials.
         """
         if self._shape != "gaussian":

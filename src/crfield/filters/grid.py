@@ -33,14 +33,19 @@ class GridFilter(TableFilter):
                 'features; use filter="auto".'
             )
         build = _native.Grid64 if features.dtype == np.float64 else _native.Grid32
-        native = build([axis.tolist() for axis in features.axes])
+        # Nodes lie where they would for the whole grid, and none before the first point.
+        axes = [axis - SPACING * np.floor(axis[:1] / SPACING) for axis in features.axes]
+        native = build([axis.tolist() for axis in axes])
         # The filter's mass is one node's volume, the Gaussian's (2 pi)^(D/2).
         scale = (2.0 * math.pi) ** (dim / 2.0) / SPACING**dim
         super().__init__(native, n, dim, features.dtype, normalization, threads, scale=scale)
 
     @staticmethod
     def suits(features: FloatArray | GridFeatures) -> bool:
-        """Whether the nodes would be no denser than twice the points along each axis."""
+        """Whether the nodes would be no denser than twice the points along each axis.
+
+        features : (N, D), or what they are made from.
+        """
         if not isinstance(features, GridFeatures) or features.colors is not None:
             return False
         return len(features.axes) <= MAX_DIM and all(

@@ -1,0 +1,128 @@
+"""From scribbles or a segmentation, and settings, to a refinement."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from crfield import _native
+from crfield._validate import FloatArray, InputError
+from crfield.app.settings import Settings
+from crfield.app.workspace import NOTHING, Bytes, Initial, OpenImage, Refinement
+from crfield.dense import DenseCRF
+from crfield.filters import KeptFilters
+from crfield.pictures import entropy_bytes
+from crfield.refinement import costs_of_ids, potts_model
+from crfield.results import InferenceResult, InferenceStatus
+from crfield.scribbles import paint_over, unary_from_scribbles
+from crfield.unary import unary_from_probabilities
+
+_LARGE = 2_000_000  # pixels
+Progress = Callable[[dict[str, Any]], None]
+
+
+class CancelledError(Exception):
+    """The page has changed its mind."""
+
+
+def refine_image(
+    image: OpenImage, settings: Settings, scribbles: Bytes, model: DenseCRF | None,
+    progress: Progress, cancelled: threading.Event, kept: KeptFilters | None = None,
+) -> Refinement:
+    """Run inference, telling `progress` of every iteration, until done or `cancelled`."""
+    is_large = math.prod(image.grid) > _LARGE  # then filters take gigabytes
+    started = time.perf_counter()
+    initial = image.initial if settings.source == "initial" else None
+    unary = unary_of(image, initial, settings, scribbles)
+    _stop_if(cancelled)
+    costs_done = time.perf_counter()
+    crf = model if model is not None else _terms(settings, unary.shape[-1])
+    if crf.n_labels != unary.shape[-1]:
+        raise InputError(
+            f"the model has {crf.n_labels} labels, the painting {unary.shape[-1]}; "
+            "use as many labels as the model."
+        )
+    times = [time.perf_counter()]
+
+    def report(iteration: int, marginals: FloatArray, free_energy: float) -> bool:
+        times.append(time.perf_counter())
+        progress({
+            "iteration": iteration, "max_iter": settings.max_iter, "free_energy": free_energy,
+            "milliseconds": 1e3 * (times[-1] - started),
+        })
+        return cancelled.is_set()
+
+    try:
+        result = crf.infer(
+            image.pixels, unary, algorithm=settings.algorithm, max_iter=settings.max_iter,
+            tol=settings.tol, callback=report, kept=None if is_large else kept,
+        )
+    finally:
+        if is_large:
+            _native.drop_idle_blocks()  # gigabytes, which the next small image has no use for
+    if result.status is InferenceStatus.CALLBACK:
+        raise CancelledError
+    labels = result.marginals.argmax(-1).astype(np.uint8)
+    before = unary.argmin(-1).astype(np.uint8)
+    entropy = entropy_bytes(result.marginals)
+    ended = time.perf_counter()
+    summary = {
+        "free_energies": [float(value) for value in result.free_energies],
+        "n_iter": result.n_iter,
+        "converged": result.converged,
+        "status": _status(result),
+        "n_labels": unary.shape[-1],
+        "counts": np.bincount(labels.ravel(), minlength=unary.shape[-1]).tolist(),
+        "milliseconds": {
+            "unary": 1e3 * (costs_done - started),
+            "inference": 1e3 * (times[-1] - costs_done),
+            "total": 1e3 * (ended - started),
+            "steps": [1e3 * step for step in np.diff(times).tolist()],
+        },
+    }
+    return Refinement(labels, before, entropy, summary, scribbles, settings, initial)
+
+
+def unary_of(
+    image: OpenImage, initial: Initial | None, settings: Settings, scribbles: Bytes
+) -> FloatArray:
+    """Costs (H, W, L) from scribbles alone, or from a segmentation with scribbles over it."""
+    if settings.source == "scribbles":
+        return unary_from_scribbles(
+            image.pixels, scribbles, settings.n_labels, components=settings.components,
+            strength=settings.strength, nearness=settings.nearness, colours=image.colours,
+        )
+    if initial is None:
+        raise InputError(
+            "there is no segmentation to start from; load a label map or probabilities, or paint."
+        )
+    if initial.kind == "labels":
+        unknown = None if NOTHING in initial.ids else NOTHING
+        unary = costs_of_ids(initial.values, initial.ids, settings.confidence, unknown)
+    else:
+        unary = unary_from_probabilities(initial.values)
+    return paint_over(unary, scribbles) if (scribbles != NOTHING).any() else unary
+
+
+def _status(result: InferenceResult) -> str:
+    """Why inference stopped, in the words of the page."""
+    if result.status is not InferenceStatus.MAX_ITER:
+        return str(result.status.value)
+    return f"Stopped after {result.n_iter} iterations, the limit; raise it to go on."
+
+
+def _terms(settings: Settings, n_labels: int) -> DenseCRF:
+    return potts_model(
+        n_labels, settings.spatial, settings.spatial_weight, settings.bilateral,
+        settings.bilateral_weight,
+    )
+
+
+def _stop_if(cancelled: threading.Event) -> None:
+    if cancelled.is_set():
+        raise CancelledError

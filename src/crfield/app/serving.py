@@ -1,0 +1,109 @@
+"""The server: on this machine only, in the foreground or beside other work."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from crfield._validate import InputError, as_count, shown
+from crfield.app.limits import Limits
+
+_STOP_SECONDS = 30.0
+
+
+def serve(
+    port: int = 8000, *, host: str = "127.0.0.1", limits: Limits | None = None,
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the page at http://host:port until interrupted; `ready` is told the address.
+
+    Port 0 takes a free one; a port in use is refused. Other machines cannot connect: `host` must be
+    an address of this one.
+    """
+    listener = _listen(host, port)
+    server = _server(limits)
+    if ready is not None:
+        ready(_address(listener))
+    with listener:
+        server.run(sockets=[listener])
+
+
+class RunningApp:
+    """The server in a thread of its own, for as long as a `with` block lasts; `url` is its page."""
+
+    def __init__(self, limits: Limits | None = None, port: int = 0) -> None:
+        self._listener = _listen("127.0.0.1", port)
+        self._server = _server(limits)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True
+        )
+        self.url = _address(self._listener)
+
+    def __enter__(self) -> RunningApp:
+        # The socket listens already: a request made now waits until the server takes it up.
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join(_STOP_SECONDS)
+        self._listener.close()
+
+
+def _server(limits: Limits | None) -> Any:
+    try:
+        import uvicorn
+
+        from crfield.app.routes import create_app
+    except ImportError as error:
+        raise InputError(
+            f"the playground needs the package {error.name}; "
+            'install it with pip install "crfield[app]".'
+        ) from None
+    config = uvicorn.Config(
+        create_app(limits), log_level="warning", access_log=False, server_header=False,
+        timeout_graceful_shutdown=2, ws="none", h11_max_incomplete_event_size=64 * 2**10,
+        lifespan="off",
+    )
+    return uvicorn.Server(config)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on a loopback address."""
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        raise InputError(
+            f"host must be an address of this machine, got {shown(host)}; use 127.0.0.1."
+        ) from None
+    if not address.is_loopback:
+        raise InputError(
+            f"host must be a loopback address, got {host}; the page is for this machine only, "
+            "reach it from another one through an SSH tunnel."
+        )
+    number = as_count(port, "port", 0, 65535)
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((str(address), number))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        reason = (error.strerror or str(error)).lower()
+        raise InputError(
+            f"cannot listen on port {number}: {reason}; choose another with --port, or 0."
+        ) from None
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

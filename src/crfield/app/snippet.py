@@ -1,0 +1,104 @@
+"""The Python script that does what the page did."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from crfield.app.settings import Settings
+from crfield.app.workspace import NOTHING, Initial, OpenImage, Refinement
+
+
+def snippet(image: OpenImage, refinement: Refinement) -> str:
+    """A script that computes the mask from the image's file and the files that the page saves."""
+    settings, initial = refinement.settings, refinement.initial
+    painted = bool((refinement.scribbles != NOTHING).any())
+    names = _readers(image, initial)
+    lines = ["import numpy as np", "from PIL import Image", "", "import crfield"]
+    if image.sample is not None:
+        lines += ["from crfield.datasets import load_sample"]
+    if names:
+        lines = ["from pathlib import Path", "", *lines]
+        lines += [f"from crfield.imagefiles import {', '.join(names)}"]
+    values = refinement.mask_values
+    if values.dtype == np.uint8:
+        lines += ["from crfield.pictures import label_palette"]
+    lines += [""]
+    if image.sample is not None:
+        lines += [f"image = load_sample({image.sample!r}).image"]
+    else:
+        lines += [f"image = read_image(Path({image.name!r})).array"]
+    if painted:
+        lines += ['scribbles = np.asarray(Image.open("scribbles.png"))  # 255: nothing painted']
+    if initial is None:
+        lines += [
+            "unary = crfield.unary_from_scribbles(",
+            f"    image, scribbles, {settings.n_labels}, components={settings.components},",
+            f"    strength={settings.strength!r}, nearness={settings.nearness!r},",
+            ")",
+        ]
+    elif initial.kind == "labels":
+        ids = initial.ids.tolist()
+        lines += [
+            f"labels = read_labels(Path({initial.name!r})).array",
+            f"ids = np.array({ids})",
+            "indices = np.where(np.isin(labels, ids), np.searchsorted(ids, labels), -1)",
+            "unary = crfield.unary_from_labels(",
+            f"    indices, len(ids), confidence={settings.confidence!r}, unknown=-1",
+            ")",
+        ]
+    else:
+        lines += [
+            f"probabilities = read_probabilities(Path({initial.name!r}))",
+            "unary = crfield.unary_from_probabilities(probabilities)",
+        ]
+    if initial is not None and painted:
+        lines += ["unary = crfield.paint_over(unary, scribbles)"]
+    lines += [
+        *_model_lines(settings, len(values)), *_ending(settings),
+        f"values = np.array({values.tolist()}, np.{values.dtype})",
+        "mask = Image.fromarray(values[result.labels])",
+    ]
+    if values.dtype == np.uint8:
+        lines += [
+            "palette = label_palette(256)",
+            "palette[values] = label_palette(len(values))",
+            "mask.putpalette(palette.tobytes())",
+        ]
+    return "\n".join([*lines, 'mask.save("mask.png")', ""])
+
+
+def _readers(image: OpenImage, initial: Initial | None) -> list[str]:
+    """The functions that read the files of a script."""
+    names = [] if image.sample is not None else ["read_image"]
+    if initial is not None:
+        names.append(f"read_{initial.kind}")
+    return names
+
+
+def _model_lines(settings: Settings, n_labels: int) -> list[str]:
+    if settings.model is not None:
+        return ['crf = crfield.DenseCRF.load("model.safetensors")']
+    lines = [f"crf = crfield.DenseCRF({n_labels}, ["]
+    if settings.spatial is not None:
+        lines += [
+            f"    crfield.Pairwise(crfield.Spatial({settings.spatial!r}), "
+            f"crfield.Potts({settings.spatial_weight!r})),"
+        ]
+    if settings.bilateral is not None:
+        pixels, colours = settings.bilateral
+        lines += [
+            f"    crfield.Pairwise(crfield.Bilateral({pixels!r}, {colours!r}), "
+            f"crfield.Potts({settings.bilateral_weight!r})),"
+        ]
+    return [*lines, "])"]
+
+
+def _ending(settings: Settings) -> list[str]:
+    return [
+        "result = crf.infer(",
+        f"    image, unary, algorithm={settings.algorithm!r}, max_iter={settings.max_iter},",
+        f"    tol={settings.tol!r},",
+        ")",
+        "print(result.status.value)",
+    ]
+

@@ -1,0 +1,118 @@
+"""Bytes from the page as images, label maps, probabilities and models.
+
+The readers of `crfield.imagefiles` take names of files. An upload gets a name that the server
+chooses, in a folder that exists for as long as it is read; no name from the page is ever opened.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._validate import InputError
+from crfield.app.limits import MAX_PAINTED_LABELS, MAX_SETTINGS_BYTES, Limits
+from crfield.app.settings import Settings
+from crfield.app.workspace import NOTHING, Bytes, Initial
+from crfield.dense import DenseCRF
+from crfield.imagefiles import read_image, read_labels, read_probabilities
+from crfield.refinement import present_ids
+
+_Content = TypeVar("_Content")
+# How files begin whose readers go by the suffix; Pillow looks at the content itself.
+_SUFFIXES = {b"\x93NUMPY": ".npy", b"PK\x03\x04": ".npz"}
+
+
+def decode_image(data: bytes, max_pixels: int) -> NDArray[Any]:
+    """Pixels (H, W[, C]), upright, by Pillow alone, which knows no volumes: of several pages the
+    first counts.
+    """
+    return _read(data, lambda path: read_image(path, max_pixels)).array
+
+
+def decode_initial(
+    data: bytes, kind: str, grid: tuple[int, int], limits: Limits, name: str
+) -> Initial:
+    """A label map (H, W) or probabilities (H, W, L) for an image of this grid."""
+    # What announces more pixels than the image has is refused before it is decoded.
+    n_pixels = grid[0] * grid[1]
+    if kind == "labels":
+        values = _read(data, lambda path: read_labels(path, n_pixels)).array
+        shape, ids = values.shape, label_ids(values)
+    else:
+        most = max(2, min(MAX_PAINTED_LABELS, limits.max_array_bytes // (8 * n_pixels)))
+        values = _read(
+            data,
+            lambda path: read_probabilities(path, n_pixels, max_labels=most),
+        )
+        shape, ids = values.shape[:-1], np.arange(values.shape[-1])
+    if shape != grid:
+        raise InputError(
+            f"expected a segmentation of the image's size {grid}, got {shape}; "
+            "use the image that it belongs to."
+        )
+    if not 2 <= len(ids) <= MAX_PAINTED_LABELS:
+        raise InputError(
+            f"expected 2 to {MAX_PAINTED_LABELS} labels, got {len(ids)}; use `crfield refine` for "
+            "more."
+        )
+    return Initial(kind, values, ids, name)
+
+
+def decode_model(data: bytes) -> DenseCRF:
+    """A model as `DenseCRF.save` writes it."""
+    return _read(data, DenseCRF.load, ".safetensors")
+
+
+def _read(data: bytes, reader: Callable[[Path], _Content], suffix: str | None = None) -> _Content:
+    if not data:
+        raise InputError("expected a file, got no bytes at all; choose a file that is not empty.")
+    if suffix is None:
+        suffix = next((s for start, s in _SUFFIXES.items() if data.startswith(start)), ".png")
+    with tempfile.TemporaryDirectory(prefix="crfield-") as folder:
+        path = Path(folder) / f"upload{suffix}"
+        path.write_bytes(data)
+        try:
+            return reader(path)
+        except InputError as error:
+            # The page knows nothing of this machine's folders and should not learn of them.
+            sentence = str(error).replace(f"model file {path}", "the model file")
+            raise InputError(sentence.replace(str(path), "the file")) from None
+
+
+def label_ids(labels: NDArray[Any], unknown: int = 255) -> NDArray[np.int64]:
+    """The labels of a map (H, W): all values but 255, unless it is one of only two."""
+    present = present_ids(labels)
+    known = present[present != unknown]
+    return known if len(known) >= 2 else present
+
+
+def split_request(body: bytes, grid: tuple[int, int], limits: Limits) -> tuple[Settings, Bytes]:
+    """The settings and scribbles (H, W) of a request: a length, JSON of that length, bytes."""
+    if len(body) < 4:
+        raise InputError("expected settings and scribbles, got fewer than 4 bytes; send both.")
+    (length,) = struct.unpack_from("<I", body)
+    if length > MAX_SETTINGS_BYTES:
+        raise InputError(
+            f"expected at most {MAX_SETTINGS_BYTES} bytes of settings, got {length}; send fewer."
+        )
+    n_pixels = grid[0] * grid[1]
+    if len(body) != 4 + length + n_pixels:
+        raise InputError(
+            f"expected settings and {n_pixels} bytes of scribbles, got {len(body)} bytes that do "
+            "not add up; send one byte a pixel."
+        )
+    settings = Settings.from_json(body[4 : 4 + length], limits)
+    scribbles = np.frombuffer(body, np.uint8, offset=4 + length).reshape(grid)
+    bad = (scribbles != NOTHING) & (scribbles >= settings.n_labels)
+    if settings.source == "scribbles" and bad.any():
+        raise InputError(
+            f"expected scribbles of {settings.n_labels} labels, got label {scribbles[bad].max()}; "
+            "add labels or erase it."
+        )
+    return settings, scribbles.copy()

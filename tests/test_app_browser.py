@@ -1,0 +1,370 @@
+"""The playground's page in a real browser: painting, refining, saving, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import runpy
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("starlette", reason="the playground needs starlette")
+pytest.importorskip("uvicorn", reason="the playground needs uvicorn")
+pytest.importorskip("playwright", reason="driving a browser needs playwright")
+
+from playwright.sync_api import expect, sync_playwright
+
+import crfield
+from app_page import (
+    ARGUMENTS,
+    CHROMIUM,
+    DONE,
+    change_number,
+    open_page,
+    open_sample,
+    paint,
+    plane,
+    read_pixels,
+    refined_after,
+    save_as,
+    tab_to,
+    until,
+    upload,
+)
+from crfield.app import Limits, RunningApp
+from crfield.datasets import load_sample
+
+# Where a browser must be there, its absence is a failure.
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None and "CRFIELD_NEED_BROWSER" not in os.environ, reason="the page needs chromium"
+)
+
+
+@pytest.fixture(scope="module")
+def app():
+    with RunningApp() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(app, browser):
+    opened = open_page(browser, app.url)
+    yield opened
+    opened.context.close()
+    assert opened.faults == []
+
+
+@pytest.fixture
+def photo(tmp_path):
+    """A picture of 375 x 500 pixels."""
+    path = tmp_path / "photo.png"
+    Image.fromarray(load_sample("coffee").image).resize((500, 375)).save(path)
+    return path
+
+
+def test_three_painted_labels_give_the_mask_of_the_saved_script(
+    page, photo, tmp_path, monkeypatch, record_property
+):
+    expect(page.locator("#welcome")).to_contain_text("Open an image")
+    upload(page, photo)
+    expect(page.locator("#hint")).to_contain_text("two or more labels")
+    page.click("#add-label")
+    paint(page, 0, (0.1, 0.1), (0.8, 0.05))
+    expect(page.locator("#hint")).to_contain_text("another label")
+    paint(page, 1, (0.45, 0.45), (0.6, 0.5))
+    paint(page, 2, (0.2, 0.9), (0.8, 0.95))
+    until(page, f"{DONE} && crfield.lastLatency")
+    expect(page.locator("#hint")).to_be_hidden()
+    latency = page.evaluate("crfield.lastLatency")
+    expect(page.locator("#latency")).to_contain_text("stroke to picture")
+    print(f"\npointer event to drawn overlay, 375 x 500, 3 labels: {latency:.0f} ms")
+    record_property("latency_ms", latency)
+
+    assert save_as(page, "#save-mask", tmp_path / "page.png") == "mask.png"
+    save_as(page, "#save-scribbles", tmp_path / "scribbles.png")
+    save_as(page, "#save-overlay", tmp_path / "overlay.png")
+    page.click("#save-snippet")
+    expect(page.locator("#snippet")).to_contain_text("import crfield")
+    script = page.locator("#snippet").text_content()
+    (tmp_path / "script.py").write_text(script)
+    page.keyboard.press("Escape")
+    mask = read_pixels(tmp_path / "page.png")
+    scribbles = read_pixels(tmp_path / "scribbles.png")
+    np.testing.assert_array_equal(scribbles, plane(page, "scribbles"))
+    np.testing.assert_array_equal(mask, plane(page, "after"))
+    assert set(np.unique(mask)) == {0, 1, 2}
+    assert read_pixels(tmp_path / "overlay.png").shape == (375, 500, 3)
+
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("script.py")
+    np.testing.assert_array_equal(read_pixels("mask.png"), mask)
+
+    settings = page.evaluate("crfield.state.settings")
+    image = read_pixels(photo)
+    unary = crfield.unary_from_scribbles(image, scribbles, 3)
+    np.testing.assert_array_equal(plane(page, "before"), unary.argmin(-1))
+    model = crfield.DenseCRF(3, [
+        crfield.Pairwise(
+            crfield.Spatial(settings["spatial"]), crfield.Potts(settings["spatial_weight"])
+        ),
+        crfield.Pairwise(
+            crfield.Bilateral(settings["bilateral_xy"], settings["bilateral_rgb"]),
+            crfield.Potts(settings["bilateral_weight"]),
+        ),
+    ])  # fmt: skip
+    result = model.infer(image, unary, max_iter=settings["max_iter"], tol=settings["tol"])
+    np.testing.assert_array_equal(result.labels, mask)
+    assert page.evaluate("crfield.state.result.n_iter") == result.n_iter
+
+
+def test_a_label_map_gives_what_refine_gives_and_strokes_correct_it(page, tmp_path):
+    sample = load_sample("coffee")
+    shifted = np.roll(sample.mask, 6, axis=1)
+    np.save(tmp_path / "coarse.npy", shifted)
+    open_sample(page)
+    page.click("#clear")
+    until(page, "!crfield.state.planes")
+
+    refined_after(page, lambda: page.set_input_files("#initial-file", tmp_path / "coarse.npy"))
+    expect(page.locator("#source-note")).to_contain_text("coarse.npy")
+    settings = page.evaluate("crfield.state.settings")
+    result = crfield.refine(
+        sample.image, shifted, spatial=settings["spatial"],
+        spatial_weight=settings["spatial_weight"],
+        bilateral=(settings["bilateral_xy"], settings["bilateral_rgb"]),
+        bilateral_weight=settings["bilateral_weight"], confidence=settings["confidence"],
+        max_iter=settings["max_iter"], tol=settings["tol"],
+    )  # fmt: skip
+    np.testing.assert_array_equal(plane(page, "after"), result.labels)
+    refined_after(page, lambda: paint(page, 1, (0.02, 0.02), (0.2, 0.02)))
+    painted = plane(page, "scribbles") == 1
+    assert (plane(page, "after")[painted] == 1).mean() > 0.9
+    page.click("#clear-initial")
+    expect(page.locator("#hint")).to_contain_text("another label")
+
+
+def test_undo_and_redo_restore_scribbles_and_result(page):
+    open_sample(page)
+    first, scribbles = plane(page, "after"), plane(page, "scribbles")
+    refined_after(page, lambda: paint(page, 0, (0.3, 0.4), (0.7, 0.5)))
+    changed = plane(page, "scribbles")
+    assert (changed != scribbles).any()
+    refined_after(page, lambda: page.keyboard.press("Control+z"))
+    np.testing.assert_array_equal(plane(page, "scribbles"), scribbles)
+    np.testing.assert_array_equal(plane(page, "after"), first)
+    refined_after(page, lambda: page.keyboard.press("Control+Shift+z"))
+    np.testing.assert_array_equal(plane(page, "scribbles"), changed)
+    page.click("#clear")
+    until(page, "!crfield.state.planes")
+    expect(page.locator("#save-mask")).to_be_disabled()
+    refined_after(page, lambda: page.click("#undo"))
+    np.testing.assert_array_equal(plane(page, "scribbles"), changed)
+
+
+def test_removing_a_label_takes_its_scribbles_and_undo_brings_them_back(page):
+    open_sample(page)
+    page.keyboard.press("n")
+    count = page.locator("#labels .label").count()
+    refined_after(page, lambda: paint(page, 2, (0.05, 0.05), (0.2, 0.1)))
+    before = plane(page, "scribbles")
+    refined_after(page, lambda: page.locator("#labels button").nth(0).click())
+    after = plane(page, "scribbles")
+    np.testing.assert_array_equal(after == 1, before == 2)
+    np.testing.assert_array_equal(after == 255, (before == 255) | (before == 0))
+    expect(page.locator("#labels .label")).to_have_count(count - 1)
+    refined_after(page, lambda: page.keyboard.press("Control+z"))
+    np.testing.assert_array_equal(plane(page, "scribbles"), before)
+    expect(page.locator("#labels .label")).to_have_count(count)
+
+
+def test_sliders_change_the_result(page):
+    open_sample(page)
+    energies = page.evaluate("crfield.state.result.free_energies")
+    slider = page.locator("#set-bilateral_weight")
+    slider.focus()
+    refined_after(page, lambda: slider.press("ArrowRight"))
+    assert page.evaluate("crfield.state.settings.bilateral_weight") > 10
+    assert page.evaluate("crfield.state.result.free_energies") != energies
+    refined_after(page, lambda: change_number(page, "max_iter", 3))
+    assert page.evaluate("crfield.state.result.n_iter") == 3
+    expect(page.locator("#energy circle")).to_have_count(4)
+    refined_after(page, lambda: page.select_option("#set-algorithm", "cccp"))
+    refined_after(page, lambda: page.click("#set-spatial_on"))
+    refined_after(page, lambda: page.click("#defaults"))
+    assert page.evaluate("crfield.state.result.free_energies") == energies
+
+
+def test_everything_from_opening_to_saving_works_with_the_keyboard_alone(page, tmp_path):
+    tab_to(page, "samples")
+    page.keyboard.press("ArrowDown")
+    until(page, DONE)
+    tab_to(page, "clear")
+    page.keyboard.press("Enter")
+    until(page, "!crfield.state.planes")
+    tab_to(page, "pad")
+    expect(page.locator("#crosshair")).not_to_have_attribute("hidden", "")
+    page.keyboard.press("1")
+    page.keyboard.press("Enter")
+    for _ in range(3):
+        page.keyboard.press("Shift+ArrowUp")
+    page.keyboard.press("2")
+    page.keyboard.down("Enter")
+    page.keyboard.press("Shift+ArrowLeft")
+    page.keyboard.up("Enter")
+    until(page, DONE)
+    scribbles = plane(page, "scribbles")
+    assert scribbles[scribbles.shape[0] // 2, scribbles.shape[1] // 2] == 0
+    across = np.flatnonzero((scribbles == 1).any(0))
+    assert len(across) > page.evaluate("crfield.state.brush") + 5
+    tab_to(page, "save-mask")
+    with page.expect_download() as download:
+        page.keyboard.press("Enter")
+    download.value.save_as(tmp_path / "mask.png")
+    np.testing.assert_array_equal(read_pixels(tmp_path / "mask.png"), plane(page, "after"))
+
+
+def test_a_damaged_file_is_refused_with_a_sentence_and_the_page_goes_on(page, tmp_path, photo):
+    damaged = tmp_path / "damaged.png"
+    damaged.write_bytes(photo.read_bytes()[:2000])
+    page.set_input_files("#image-file", damaged)
+    toast = page.locator(".toast")
+    expect(toast).to_have_count(1)
+    assert str(tmp_path) not in toast.inner_text()
+    assert "Traceback" not in toast.inner_text()
+    toast.get_by_role("button", name="Dismiss").click()
+    expect(toast).to_have_count(0)
+    page.set_input_files("#model-file", damaged)
+    expect(toast).to_have_count(1)
+    open_sample(page)
+
+
+def test_long_work_shows_progress_and_can_be_cancelled(page, tmp_path):
+    rng = np.random.default_rng(0)
+    noise = np.asarray(Image.fromarray(load_sample("coffee").image).resize((900, 700)), np.int16)
+    noise = (noise + rng.integers(-40, 41, noise.shape)).clip(0, 255).astype(np.uint8)
+    Image.fromarray(noise).save(tmp_path / "large.png")
+    upload(page, tmp_path / "large.png")
+    change_number(page, "max_iter", 500)
+    change_number(page, "tol", 1e-6)
+    paint(page, 0, (0.1, 0.1), (0.8, 0.05))
+    paint(page, 1, (0.45, 0.45), (0.6, 0.5))
+    expect(page.locator("#progress-text")).to_contain_text("of 500", timeout=30000)
+    page.click("#cancel")
+    until(page, "!crfield.state.busy")
+    expect(page.locator("#status")).to_contain_text("Cancelled")
+    expect(page.locator("#work")).to_be_hidden()
+    change_number(page, "max_iter", 2)
+    until(page, DONE)
+    assert page.evaluate("crfield.state.result.n_iter") == 2
+
+
+def test_before_and_after_with_the_keyboard(page):
+    open_sample(page)
+    page.keyboard.press("c")
+    divider = page.get_by_role("slider", name="Before and after")
+    expect(divider).to_have_attribute("aria-valuenow", "50")
+    divider.focus()
+    divider.press("Shift+ArrowRight")
+    expect(divider).to_have_attribute("aria-valuenow", "60")
+    clip = "getComputedStyle(document.getElementById('after')).clipPath"
+    assert "60%" in page.evaluate(clip)
+    divider.press("Home")
+    expect(divider).to_have_attribute("aria-valuenow", "0")
+    page.keyboard.press("c")
+    expect(divider).to_be_hidden()
+    page.keyboard.down("Space")
+    expect(page.locator("#peek-note")).to_be_visible()
+    page.keyboard.up("Space")
+    expect(page.locator("#peek-note")).to_be_hidden()
+
+
+def test_views_draw_what_the_planes_say(page):
+    open_sample(page)
+    pixel = (
+        "(i) => { const drawn = document.getElementById('after'); const x = i % drawn.width;"
+        " const context = new OffscreenCanvas(1, 1).getContext('2d');"
+        " context.drawImage(drawn, -x, (x - i) / drawn.width);"
+        " return [...context.getImageData(0, 0, 1, 1).data]; }"
+    )
+    index = int(np.argmax(plane(page, "after").ravel() == 1))
+    page.check("input[value=labels]", force=True)
+    assert page.evaluate(pixel, index) == [*page.evaluate("crfield.state.server.palette[1]"), 255]
+    page.check("input[value=entropy]", force=True)
+    expect(page.locator("#legend")).to_be_visible()
+    assert page.evaluate(pixel, index)[3] == 255
+    page.check("input[value=image]", force=True)
+    expect(page.locator("#after")).to_be_hidden()
+
+
+def test_a_model_replaces_the_kernels(page, tmp_path):
+    model = crfield.DenseCRF(2, [crfield.Pairwise(crfield.Spatial(2.0), crfield.Potts(1.5))])
+    model.save(tmp_path / "learned.safetensors")
+    open_sample(page)
+    refined_after(
+        page, lambda: page.set_input_files("#model-file", tmp_path / "learned.safetensors")
+    )
+    expect(page.locator("#kernels-note")).to_be_visible()
+    expect(page.locator("#set-spatial")).to_be_disabled()
+    expect(page.locator("#model-terms li")).to_have_count(1)
+    sample = load_sample("coffee")
+    unary = crfield.unary_from_scribbles(sample.image, plane(page, "scribbles"), 2)
+    result = model.infer(sample.image, unary, max_iter=6, tol=1e-3)
+    np.testing.assert_array_equal(plane(page, "after"), result.labels)
+    refined_after(page, lambda: page.click("#clear-model"))
+    expect(page.locator("#set-spatial")).to_be_enabled()
+
+
+def test_the_theme_follows_the_system_until_chosen(app, browser):
+    page = open_page(browser, app.url, color_scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    page.emulate_media(color_scheme="light")
+    light = page.evaluate(background)
+    assert light != dark
+    page.click("#theme")
+    assert page.evaluate(background) == dark
+    page.reload()
+    until(page, "window.crfield?.ready")
+    assert page.evaluate(background) == dark
+    page.context.close()
+    assert page.faults == []
+
+
+def test_an_image_that_the_server_forgot_is_opened_again(browser):
+    with RunningApp(Limits(max_images=1)) as small:
+        page = open_page(browser, small.url)
+        open_sample(page)
+        page.evaluate(
+            "fetch('/api/samples/camera', {method: 'POST', headers: {'X-Crfield': '1'}})"
+            ".then((answer) => answer.ok)"
+        )
+        refined_after(page, lambda: paint(page, 0, (0.1, 0.1), (0.3, 0.1)))
+        expect(page.locator(".toast")).to_have_count(0)
+        page.context.close()
+        assert page.faults == []
+
+
+def test_the_newest_picture_wins_while_a_refinement_is_under_way(page):
+    open_sample(page)
+    paint(page, 0, (0.1, 0.1), (0.3, 0.1))
+    page.select_option("#samples", "camera")
+    page.select_option("#samples", "astronaut")
+    until(page, f"crfield.state.image.source.sample === 'astronaut' && {DONE}")
+    shape = load_sample("astronaut").image.shape[:2]
+    assert plane(page, "after").shape == shape
+    assert page.locator("#samples").input_value() == "astronaut"
+    for label in (0, 1, 0, 1):
+        paint(page, label, (0.2, 0.2 + 0.1 * label), (0.8, 0.3), (0.1, 0.6))
+    until(page, DONE)
+    sample = load_sample("astronaut")
+    unary = crfield.unary_from_scribbles(sample.image, plane(page, "scribbles"), 2)
+    np.testing.assert_array_equal(plane(page, "before"), unary.argmin(-1))
