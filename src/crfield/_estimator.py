@@ -24,7 +24,7 @@ class Estimator:
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **params: Any) -> Self:
-        """Change constructor arguments; they take effect with the next `fit`."""
+        """Change constructor arguments, `params`; they take effect with the next `fit`."""
         known = self.get_params()
         for name, value in params.items():
             as_choice(name, "a parameter", known)

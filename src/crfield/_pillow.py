@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,3 +27,27 @@ def picture_pixels(picture: Image.Image) -> NDArray[Any]:
     if picture.mode == "I" and pixels.min() >= 0 and pixels.max() <= 65535:
         return pixels.astype(np.uint16)
     return pixels.astype(pixels.dtype.newbyteorder("="))
+
+
+class _Limit:
+    """Pillow's own limit, which belongs to the whole process, while it is lifted."""
+
+    lock = threading.Lock()
+    users = 0
+    kept: int | None = None
+
+
+@contextmanager
+def pillow_unlimited() -> Iterator[None]:
+    """Lift Pillow's limit on pixels; the last of all threads that asked for it puts it back."""
+    with _Limit.lock:
+        if _Limit.users == 0:
+            _Limit.kept, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        _Limit.users += 1
+    try:
+        yield
+    finally:
+        with _Limit.lock:
+            _Limit.users -= 1
+            if _Limit.users == 0:
+                Image.MAX_IMAGE_PIXELS = _Limit.kept

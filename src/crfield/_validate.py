@@ -6,12 +6,14 @@ import math
 import operator
 import os
 from collections.abc import Iterable
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crfield import _native
+from crfield._foreign import UnusableArray, plain_array
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -23,6 +25,9 @@ LARGEST_COMPATIBILITY = 1e20
 
 # The compiled core counts labels in 32 bits.
 MAX_LABELS = 2**31 - 1
+
+# What any machine has; reading what this one has left takes longer than using it.
+_SMALL_MEMORY = 2**20
 
 _LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -37,13 +42,29 @@ def first_index(bad: NDArray[np.bool_]) -> tuple[int, ...]:
 
 
 def as_array(values: Any, name: str) -> NDArray[Any]:
-    """An array of real numbers, not copied."""
+    """An array of real numbers, not copied where it is in memory already.
+
+    NumPy, Pillow, torch (of any device), xarray, zarr, dask and h5py arrays, lists and memory maps;
+    nibabel images are turned to (Z, H, W[, C]), and palette pictures give their indices.
+    """
+    if isinstance(values, str | PurePath):
+        raise InputError(
+            f"{name} must hold real numbers, got the name of a file, {shown(str(values))}; "
+            "open it first, for example with PIL.Image.open."
+        )
     try:
-        array = np.asarray(values)
-    except (ValueError, TypeError):
+        plain = plain_array(values)
+        if not isinstance(plain, np.ndarray):
+            _check_stored(plain, name)
+        array = np.asarray(plain)
+    except InputError:
+        raise
+    except UnusableArray as error:
+        raise InputError(f"{name} must be an array of numbers, got {error}.") from None
+    except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(
             f"{name} must be an array of numbers, got a {type(values).__name__} that does not form "
-            "one; give every row the same length."
+            f"one; {_remedy(values, error)}."
         ) from None
     if array.dtype.kind not in "fiub":
         raise InputError(
@@ -120,6 +141,34 @@ def as_positive(values: Any, name: str) -> NDArray[np.float64]:
     return array
 
 
+def as_positive_number(value: Any, name: str) -> float:
+    """One positive number."""
+    number = as_positive(value, name)
+    if number.ndim:
+        raise InputError(f"{name} must be one number, got shape {number.shape}; pass one number.")
+    return float(number)
+
+
+def as_damping(damping: Any) -> float:
+    """The share of an old message that stays, within [0, 1)."""
+    kept = as_scalar(damping, "damping")
+    if not 0 <= kept < 1:
+        raise InputError(
+            f"damping must be 0 or more and less than 1, got {kept:g}; 0.5 is a common choice."
+        )
+    return kept
+
+
+def as_path(path: Any) -> Path:
+    """A file name."""
+    try:
+        return Path(path)
+    except TypeError:
+        raise InputError(
+            f"path must be a file name, got {shown(path)}; pass a string or a Path."
+        ) from None
+
+
 def as_scalar(value: Any, name: str) -> float:
     """A finite Python float."""
     try:
@@ -171,6 +220,8 @@ def shown(value: Any) -> str:
 
 def check_memory(n_bytes: float, purpose: str, remedy: str) -> None:
     """Refuse work that cannot fit in this machine's memory, before anything is allocated."""
+    if n_bytes <= _SMALL_MEMORY:
+        return
     available = available_memory()
     if n_bytes > available:
         _native.drop_idle_blocks()  # which are there for the next image
@@ -180,6 +231,23 @@ def check_memory(n_bytes: float, purpose: str, remedy: str) -> None:
             f"{purpose} needs about {n_bytes / 2**30:.1f} GiB and {available / 2**30:.1f} GiB "
             f"can be had; {remedy}."
         )
+
+
+def _check_stored(values: Any, name: str) -> None:
+    """Refuse to load an array that lies elsewhere (a file, a graph of tasks) beyond memory."""
+    n_bytes = getattr(values, "nbytes", None)
+    if isinstance(n_bytes, int | float | np.number):
+        check_memory(
+            float(n_bytes), f"{name} of shape {getattr(values, 'shape', None)}",
+            "work on it part by part with crfield.refine_blocks",
+        )
+
+
+def _remedy(values: Any, error: Exception) -> str:
+    if not hasattr(values, "__array__"):
+        return "give every row the same length"
+    reason = " ".join(str(error).split())
+    return f"convert it to a NumPy array first ({reason[:120]})"
 
 
 def _check_copy(array: NDArray[Any], name: str, dtype: np.dtype[Any]) -> None:

@@ -23,7 +23,7 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Compatibility:
-    """What all compatibilities share; `native` is the form the compiled core takes."""
+    """What all compatibilities mu (L, L) share; `n_labels` is L in all methods."""
 
     kind: ClassVar[str] = ""
     array_fields: ClassVar[tuple[str, ...]] = ()
@@ -34,7 +34,7 @@ class Compatibility:
         raise NotImplementedError
 
     def native_values(self, n_labels: int) -> Matrix:
-        """The numbers that the compiled core reads, flat."""
+        """The numbers that the compiled core reads, flat: (1,), (L,) or (L * L,)."""
         return self.matrix(n_labels).ravel()
 
     def attraction(self, n_labels: int) -> Matrix | None:
@@ -134,7 +134,7 @@ class Diagonal(Compatibility):
 
 @dataclass(frozen=True, eq=False)
 class Symmetric(Compatibility):
-    """Any symmetric mu (L, L)."""
+    """Any symmetric mu (L, L), given as `values`."""
 
     values: Any = None
     kind: ClassVar[str] = "symmetric"
@@ -159,14 +159,14 @@ class Symmetric(Compatibility):
 
     @classmethod
     def l1(cls, n_labels: int, weight: float = 1.0) -> Symmetric:
-        """mu(a, b) = weight |a - b|, for ordered labels (KK13 section 3)."""
+        """mu(a, b) = weight |a - b| for `n_labels` ordered labels (KK13 section 3)."""
         labels = np.arange(as_count(n_labels, "n_labels"))
         with np.errstate(over="ignore"):  # what is too large is refused
             return cls(as_scalar(weight, "weight") * np.abs(labels[:, None] - labels[None, :]))
 
     @classmethod
     def diagonally_dominant(cls, off_diagonal: Any, margin: float = 0.0) -> Symmetric:
-        """The given off-diagonal costs with mu(l, l) = -sum_{k != l} |mu(l, k)| - margin.
+        """`off_diagonal` costs (L, L) with mu(l, l) = -sum_{k != l} |mu(l, k)| - margin.
 
         Negative diagonally dominant matrices always have the guarantee (KK13 section 3).
         """
@@ -202,5 +202,5 @@ def _check_room(n_labels: int) -> None:
 
 
 def center(mu: Matrix) -> Matrix:
-    """P mu P with P = I - 11'/L."""
+    """P mu P with P = I - 11'/L, (L, L) like mu."""
     return np.asarray(mu - mu.mean(0, keepdims=True) - mu.mean(1, keepdims=True) + mu.mean())

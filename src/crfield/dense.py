@@ -33,8 +33,8 @@ from crfield._validate import (
 )
 from crfield.compatibility import Compatibility
 from crfield.context import CONTEXTS, as_contexts, context_features, context_names
-from crfield.features import GridFeatures, Observation, observe
-from crfield.filters import make_filter
+from crfield.features import GridFeatures, Observation, Window, observe
+from crfield.filters import KeptFilters, KernelOperator, make_filter
 from crfield.kernels import Kernel
 from crfield.meanfield import (
     ALGORITHMS,
@@ -51,7 +51,7 @@ from crfield.results import InferenceResult, InferenceStatus
 
 @dataclass(frozen=True, eq=False)
 class Pairwise:
-    """One pairwise term: weight * compatibility (x) kernel."""
+    """One pairwise term: weight mu(x_i, x_j) k(f_i, f_j), mu the compatibility, k the kernel."""
 
     kernel: Kernel
     compatibility: Compatibility
@@ -158,6 +158,8 @@ class DenseCRF:
         spacing: Any = None,
         positions: Any = None,
         layout: str = "channels_last",
+        window: Window | None = None,
+        kept: KeptFilters | None = None,
         check: bool = True,
     ) -> InferenceResult:
         """Approximate marginals of the labels.
@@ -178,6 +180,10 @@ class DenseCRF:
         spacing : distance between grid neighbours along each axis, for anisotropic volumes.
         positions : (N, d) coordinates for sets of points without a grid.
         layout : "channels_first" for unary (and init) of shape (L, *grid).
+        window : where the grid lies in a larger one that it is a part of, a
+            `crfield.features.Window`; filters then work as they would on the whole.
+        kept : a `crfield.filters.KeptFilters`, to build the filters of an image once while its
+            unaries change.
         check : False runs "concave" on models that have no guarantee of convergence.
         """
         as_choice(algorithm, "algorithm", ALGORITHMS)
@@ -190,10 +196,15 @@ class DenseCRF:
                 f"callback must be callable, got {shown(callback)}; pass a function of (iteration, "
                 "marginals, free_energy)."
             )
+        if kept is not None and not isinstance(kept, KeptFilters):
+            raise InputError(
+                f"kept must be a KeptFilters, got {shown(kept)}; make one with KeptFilters()."
+            )
         n_threads = thread_count(threads)
         values = as_array(unary, "unary")
         observation = observe(
-            grid_of(values.shape, self.n_labels, layout), image, features, spacing, positions, mask
+            grid_of(values.shape, self.n_labels, layout), image, features, spacing, positions, mask,
+            window,
         )
         check_inference_memory(
             working_dtype(values), self.n_labels, len(self.terms), observation
@@ -205,7 +216,7 @@ class DenseCRF:
         flat = observation.select(costs.reshape(-1, self.n_labels))
         centred, offset = center_costs(flat, n_threads, most if costs is given else None)
         report = None if callback is None else _with_offset(callback, offset)
-        terms = self.build_terms(observation, costs.dtype, filter, filter_tol, n_threads)
+        terms = self.build_terms(observation, costs.dtype, filter, filter_tol, n_threads, kept)
         guarded = check_guarantee(terms, algorithm, self.n_labels, check)
         if algorithm == "sequential":
             outcome = run_sequential(
@@ -225,6 +236,7 @@ class DenseCRF:
             status=outcome.status,
             label_ids=np.arange(self.n_labels),
             shifts=outcome.shifts,
+            image=observation.image,
         )
 
     def energy(
@@ -242,7 +254,11 @@ class DenseCRF:
         positions: Any = None,
         layout: str = "channels_last",
     ) -> float:
-        """E(x) of a labelling (*grid,), every pair of different variables counted once."""
+        """E(x) of labels (*grid,), every pair of different variables counted once.
+
+        E(x) = sum_i u_i(x_i) + sum_{i<j} sum_m mu^(m)(x_i, x_j) k^(m)(f_i, f_j); image, unary and
+        the rest are as for `infer`.
+        """
         n_threads = thread_count(threads)
         values = as_array(unary, "unary")
         grid = grid_of(values.shape, self.n_labels, layout)
@@ -278,7 +294,10 @@ class DenseCRF:
         return total
 
     def unary_features(self, costs: FloatArray, observation: Observation) -> FloatArray:
-        """What the recalibration sees of costs (*grid, L): the costs, then the context."""
+        """What the recalibration sees of costs (*grid, L): the costs, then the context.
+
+        observation : the image and what else was given, checked.
+        """
         if not self.context:
             return costs
         added = context_features(self.context, costs, observation)
@@ -292,7 +311,7 @@ class DenseCRF:
         return features.reshape(*costs.shape[:-1], -1)
 
     def recalibrate(self, features: FloatArray) -> FloatArray:
-        """R [h, 1] for `unary_features` h, or the costs themselves without a recalibration."""
+        """R [h, 1] (*grid, L) for features h of `unary_features`, or the costs as they are."""
         if self.recalibration is None:
             return features
         matrix = self.recalibration.astype(features.dtype)
@@ -322,6 +341,8 @@ class DenseCRF:
     def rescaled(self, factor: float, grid_dim: int = 2) -> DenseCRF:
         """The same model for images whose sides are `factor` times as many pixels: widths in space
         grow with them, colours and weights stay, because normalised kernels average.
+
+        grid_dim : how many of a joint covariance's features are positions.
         """
         positive = float(as_positive(as_scalar(factor, "factor"), "factor"))
         terms = [
@@ -330,29 +351,46 @@ class DenseCRF:
         return replace(self, terms=terms)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a safetensors file; the file appears whole or not at all."""
+        """Write the model to a safetensors file at `path`; it appears whole or not at all."""
         terms = [(t.kernel, t.compatibility, t.weight) for t in self.terms]
         save_model(path, self.n_labels, terms, self.recalibration, self.context)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DenseCRF:
-        """Read a model written by `save`; checks the file and executes nothing from it."""
+        """Read a model that `save` wrote to `path`; nothing in the file is executed."""
         n_labels, terms, recalibration, context = load_model(path)
         return cls(n_labels, [Pairwise(*parts) for parts in terms], recalibration, context)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from crfield._display import model_table
+
+        return model_table(self.n_labels, self.terms)
+
     def build_terms(
-        self, observation: Observation, dtype: np.dtype[Any], method: str, tol: float, threads: int
+        self, observation: Observation, dtype: np.dtype[Any], method: str, tol: float, threads: int,
+        kept: KeptFilters | None = None,
     ) -> list[Term]:
-        """The terms on one observation: scaled features, and operators on them."""
-        terms = []
-        for pairwise in self.terms:
-            scaled: FloatArray | GridFeatures | None
-            scaled = pairwise.kernel.grid_features(observation, dtype)
+        """The terms on one observation: scaled features, and operators on them.
+
+        dtype : of the work; method, tol and threads are those of `make_filter`, kept of `infer`.
+        """
+
+        def build(kernel: Kernel) -> tuple[FloatArray | GridFeatures, KernelOperator]:
+            scaled: FloatArray | GridFeatures | None = kernel.grid_features(observation, dtype)
             if scaled is None:
-                scaled = np.ascontiguousarray(
-                    pairwise.kernel.scaled_features(observation), dtype=dtype
-                )
-            operator = make_filter(scaled, pairwise.kernel, method, tol=tol, threads=threads)
+                scaled = np.ascontiguousarray(kernel.scaled_features(observation), dtype=dtype)
+            return scaled, make_filter(
+                scaled, kernel, method, tol=tol, threads=threads, n_whole=observation.n_whole
+            )
+
+        terms = []
+        settings = (dtype.str, method, tol, threads)
+        for pairwise in self.terms:
+            scaled, operator = (
+                build(pairwise.kernel) if kept is None
+                else kept.recall(observation, pairwise.kernel, settings, build)
+            )
             terms.append(Term(operator, pairwise.compatibility, pairwise.weight, scaled))
         if not terms:  # the arguments are still checked when there is nothing to filter
             make_filter(np.zeros((1, 1), dtype), _NO_KERNEL, method, tol=tol, threads=threads)

@@ -16,6 +16,7 @@ from crfield._estimator import Estimator, NotFittedError
 from crfield._validate import (
     FloatArray,
     InputError,
+    as_array,
     as_choice,
     as_count,
     as_floats,
@@ -42,7 +43,7 @@ Labels = NDArray[np.integer[Any]]
 
 
 class TrainingImage(NamedTuple):
-    """One image to learn from: image (*grid[, C]) or None, costs (*grid, L), labels (*grid)."""
+    """One image to learn from: image (*grid[, C]) or None, unary (*grid, L), truth (*grid,)."""
 
     image: NDArray[Any] | None
     unary: FloatArray
@@ -285,7 +286,7 @@ def _check_truth(y: Any, images: Sequence[Image]) -> list[Labels]:
     truths = []
     for index, (_, costs) in enumerate(images):
         grid, n_labels = costs.shape[:-1], costs.shape[-1]
-        labels = np.asarray(y[index])
+        labels = as_array(y[index], f"y[{index}]")
         if labels.shape != grid:
             raise InputError(
                 f"y[{index}] must have shape {grid} like its unary, got {labels.shape}; "

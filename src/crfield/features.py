@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._foreign import is_from, is_spatial_image, voxel_spacing
 from crfield._validate import (
     FloatArray,
     InputError,
@@ -69,6 +70,20 @@ class GridFeatures:
 
 
 @dataclass(frozen=True)
+class Window:
+    """Where a grid lies in a larger one that it is a part of, so that both have the same features.
+
+    origin : index of its first point in the larger grid, (d,).
+    whole : shape of the larger grid, (d,).
+    n_selected : variables of the larger grid that a mask selects, None without one.
+    """
+
+    origin: tuple[int, ...]
+    whole: tuple[int, ...]
+    n_selected: int | None = None
+
+
+@dataclass(frozen=True)
 class Observation:
     """The data that kernels look at: a grid (or a set of points), its image and named features.
 
@@ -80,6 +95,7 @@ class Observation:
     spacing : distance between neighbours along each axis of the grid, (d,).
     positions : (N, d) coordinates that replace the grid's, or None.
     selected : flat indices of the variables that take part, or None for all.
+    window : where the grid lies in a larger one, or None if it is whole.
     """
 
     grid: tuple[int, ...]
@@ -88,6 +104,15 @@ class Observation:
     spacing: NDArray[np.float64] | None = None
     positions: NDArray[np.float64] | None = None
     selected: NDArray[np.intp] | None = None
+    window: Window | None = None
+
+    @property
+    def n_whole(self) -> int:
+        """Number of variables, or of those of the larger grid that this one is a part of."""
+        if self.window is None:
+            return self.n_variables
+        selected = self.window.n_selected
+        return math.prod(self.window.whole) if selected is None else selected
 
     @property
     def n_variables(self) -> int:
@@ -111,9 +136,11 @@ class Observation:
     def axes(self) -> list[NDArray[np.float64]]:
         """The coordinates along each axis of the grid in units of the spacing."""
         steps = np.ones(len(self.grid)) if self.spacing is None else self.spacing
+        starts = (0,) * len(self.grid) if self.window is None else self.window.origin
         with np.errstate(over="ignore"):  # the kernel refuses what is too large
             return [
-                step * np.arange(length) for step, length in zip(steps, self.grid, strict=True)
+                step * np.arange(start, start + length)
+                for step, start, length in zip(steps, starts, self.grid, strict=True)
             ]
 
     @property
@@ -144,11 +171,17 @@ class Observation:
         image = self.channels()
         if scale is not None:
             return scale
-        if image.dtype.kind == "f" and image.size:
-            # The whole image decides, so that a mask does not change the scale.
-            low, high = float(image.min()), float(image.max())
-            return 255.0 if low >= 0.0 and high <= 1.0 else 1.0
-        return INTEGER_SCALE.get(image.dtype.name, 1.0)
+        # The whole image decides, so that a mask does not change the scale.
+        floats = image.dtype.kind == "f" and image.size > 0
+        extent = (float(image.min()), float(image.max())) if floats else (-math.inf, math.inf)
+        return color_scale(image.dtype, extent)
+
+
+def color_scale(dtype: np.dtype[Any], extent: tuple[float, float]) -> float:
+    """What maps an image to 0..255, from its type and its least and largest value."""
+    if dtype.kind == "f":
+        return 255.0 if extent[0] >= 0.0 and extent[1] <= 1.0 else 1.0
+    return INTEGER_SCALE.get(dtype.name, 1.0)
 
 
 def observe(
@@ -158,6 +191,7 @@ def observe(
     spacing: Any = None,
     positions: Any = None,
     mask: Any = None,
+    window: Window | None = None,
 ) -> Observation:
     """Check what a user passed and bundle it; `grid` is the shape of the unary without labels."""
     n = math.prod(grid)
@@ -182,6 +216,8 @@ def observe(
             "spacing belongs to a grid and positions to points, got both; "
             "multiply the positions by the spacing and drop it."
         )
+    if positions is None and spacing is None:
+        spacing = image_spacing(image, len(grid))
     return Observation(
         grid=grid,
         image=None if image is None else _check_image(image, grid),
@@ -189,16 +225,24 @@ def observe(
         spacing=None if spacing is None else _check_spacing(spacing, len(grid)),
         positions=None if positions is None else _check_positions(positions, n),
         selected=None if mask is None else _check_mask(mask, grid),
+        window=None if window is None else _check_window(window, grid),
     )
 
 
 def image_array(image: Any) -> NDArray[Any]:
-    """An image as an array of real numbers; Pillow pictures upright and without transparency."""
-    if type(image).__module__.startswith("PIL."):
+    """An image (*grid[, C]) as an array of real numbers, from whatever `as_array` takes; Pillow
+    pictures upright, in colours and without transparency.
+    """
+    if is_from(image, "PIL"):
         from crfield._pillow import picture_pixels
 
         return picture_pixels(image)
     return as_array(image, "image")
+
+
+def image_spacing(image: Any, grid_dim: int) -> tuple[float, ...] | None:
+    """The size of a voxel that an image brings along: a nibabel image's, (d,); None otherwise."""
+    return voxel_spacing(image, grid_dim) if is_spatial_image(image) else None
 
 
 def rgb_to_lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -232,6 +276,23 @@ def _check_image(image: Any, grid: tuple[int, ...]) -> NDArray[Any]:
         )
     check_finite(array, "image")
     return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def _check_window(window: Any, grid: tuple[int, ...]) -> Window:
+    if not isinstance(window, Window):
+        raise InputError(
+            f"window must be a Window, got {shown(window)}; leave it out for a whole image."
+        )
+    one_size = len(window.origin) == len(window.whole) == len(grid)
+    if not one_size or any(
+        start < 0 or start + length > end
+        for start, length, end in zip(window.origin, grid, window.whole, strict=True)
+    ):
+        raise InputError(
+            f"window must hold the grid {grid}, got the origin {window.origin} in {window.whole}; "
+            "give the index of the grid's first point and the shape of the larger grid."
+        )
+    return window
 
 
 def looks_swapped(shape: tuple[int, ...], grid: tuple[int, ...]) -> bool:

@@ -6,19 +6,22 @@ two are optional and imported only when such a file turns up. Volumes are `(Z, H
 
 from __future__ import annotations
 
-import math
+import errno
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from crfield._arrayfiles import (
+    StoredArray,
     check_size,
+    label_dtype,
     read_nifti,
     read_npy,
     read_npz,
@@ -28,7 +31,8 @@ from crfield._arrayfiles import (
     write_tiff_volume,
 )
 from crfield._atomicfile import atomic_path
-from crfield._pillow import picture_pixels
+from crfield._foreign import voxel_spacing
+from crfield._pillow import picture_pixels, pillow_unlimited
 from crfield._validate import InputError
 
 DEFAULT_MAX_PIXELS = 100_000_000
@@ -43,6 +47,12 @@ OUTPUT_SUFFIXES = (".png", *TIFF_SUFFIXES, *NIFTI_SUFFIXES, ".npy")
 # Only formats that Pillow decodes itself: EPS, for one, would start Ghostscript.
 _PILLOW_FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP", "GIF", "PPM", "JPEG2000")
 _LOSSY_FORMATS = ("JPEG", "MPO", "JPEG2000")
+# What keeps a whole file from being read, and what to do about it.
+_NOT_THE_FILES_FAULT = {
+    errno.ENOENT: "check the name and its rights", errno.EACCES: "check the name and its rights",
+    errno.EPERM: "check the name and its rights", errno.EIO: "check the disk",
+    errno.EMFILE: "raise the limit with ulimit -n", errno.ENFILE: "close other programs",
+}
 
 
 @dataclass(frozen=True)
@@ -65,10 +75,7 @@ class ImageFile:
     @property
     def spacing(self) -> tuple[float, ...] | None:
         """Size of a voxel along each axis of the grid, where the file tells it."""
-        if self.nifti is None:
-            return None
-        zooms = tuple(float(zoom) for zoom in self.nifti.header.get_zooms()[: len(self.grid)])
-        return zooms[::-1] if all(0 < zoom < math.inf for zoom in zooms) else None
+        return None if self.nifti is None else voxel_spacing(self.nifti, len(self.grid))
 
 
 def file_stem(path: Path) -> str:
@@ -120,12 +127,14 @@ def read_labels(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
 
 
 def read_probabilities(
-    path: Path, max_pixels: int = DEFAULT_MAX_PIXELS, layout: str = "channels_last"
+    path: Path, max_pixels: int = DEFAULT_MAX_PIXELS, layout: str = "channels_last",
+    max_labels: int | None = None,
 ) -> npt.NDArray[np.floating[Any]]:
     """Read floating-point label probabilities, `(*grid, L)` or, channels first, `(L, *grid)`.
 
     A `.npz` must hold one array, or one named `probabilities` or `probs`. The labels of a
-    four-dimensional NIfTI lie along its last axis; they come back in the layout asked for.
+    four-dimensional NIfTI lie along its last axis; they come back in the layout asked for. Files
+    that announce more than `max_labels` are refused.
     """
     channels_first = layout == "channels_first"
 
@@ -137,6 +146,12 @@ def read_probabilities(
                 f"{shape}; add the missing axis or drop the others."
             )
         check_size(path, shape[1:] if channels_first else shape[:-1], max_pixels)
+        n_labels = shape[0 if channels_first else -1]
+        if max_labels is not None and n_labels > max_labels:
+            raise InputError(
+                f"expected at most {max_labels} labels in {path}, but it announces {n_labels}; "
+                "leave some out."
+            )
 
     with _decoding(path):
         if _has_suffix(path, NIFTI_SUFFIXES):
@@ -160,12 +175,23 @@ def read_probabilities(
     return array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32, copy=False)
 
 
+def open_array(path: Path) -> Any:
+    """A `.npy` file or a NIfTI image whose values are read when it is cut, without mapping it into
+    memory; None for other files, which can only be read whole.
+    """
+    with _decoding(path):
+        if _has_suffix(path, (".npy",)):
+            return StoredArray(path)
+        if _has_suffix(path, NIFTI_SUFFIXES):
+            return require("nibabel", "nifti", "NIfTI files").load(path, mmap=False)
+    return None
+
+
 def write_labels(path: Path, labels: npt.NDArray[Any], like: ImageFile | None = None) -> None:
     """Write a label map `(*grid)`, as the kind of file `like` was where the format allows."""
     check_output(path, labels.ndim)
     smallest, largest = int(labels.min(initial=0)), int(labels.max(initial=0))
-    candidates = (np.uint8, np.uint16, np.int16, np.int32, np.int64)
-    dtype = next(d for d in candidates if _fits(smallest, largest, d))
+    dtype = label_dtype(smallest, largest)
     labels = np.ascontiguousarray(labels, dtype=dtype)
     suffix = file_suffix(path).lower()
     if suffix == ".npy":
@@ -176,10 +202,10 @@ def write_labels(path: Path, labels: npt.NDArray[Any], like: ImageFile | None = 
     elif labels.ndim == 3:
         with atomic_path(path) as temporary:
             write_tiff_volume(temporary, labels)
-    elif dtype in (np.uint8, np.uint16):
+    elif dtype.kind == "u":
         palette, mode = (like.palette, like.mode) if like is not None else (None, None)
         picture = Image.fromarray(labels)
-        if dtype is np.uint8 and palette is not None:
+        if dtype == np.uint8 and palette is not None:
             # Padded, since Pillow packs indices into as few bits as the palette's length needs.
             picture.putpalette(palette.ljust(768, b"\0"))
         elif mode == "1" and largest <= 1:
@@ -195,13 +221,34 @@ def write_labels(path: Path, labels: npt.NDArray[Any], like: ImageFile | None = 
 def write_picture(path: Path, picture: Image.Image) -> None:
     """Write a picture in the format of its suffix."""
     with atomic_path(path) as temporary:
-        picture.save(temporary)
+        # Pillow takes it for done when a disk that fills up has kept only a part of it.
+        content = io.BytesIO()
+        picture.save(content, Image.registered_extensions().get(temporary.suffix.lower()))
+        temporary.write_bytes(content.getbuffer())
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
     """Write an array as `.npy`."""
     with atomic_path(path) as temporary, temporary.open("wb") as stream:
-        np.save(stream, array, allow_pickle=False)
+        np.save(_Writer(stream), array, allow_pickle=False)
+
+
+def default_suffix(image: Path, grid_dim: int, nifti: Any) -> str:
+    """Suffix for labels of an image whose name the user has not chosen."""
+    if nifti is not None:
+        return ".nii.gz"
+    if grid_dim == 2:
+        return ".png"
+    return ".tif" if _has_suffix(image, TIFF_SUFFIXES) else ".npy"
+
+
+class _Writer:
+    """A stream that NumPy cannot write to behind Python's back, where a full disk goes unnoticed
+    if all but the last few bytes had room.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.write = stream.write
 
 
 def check_output(path: Path, ndim: int) -> None:
@@ -229,10 +276,6 @@ def _has_suffix(path: Path, suffixes: Sequence[str]) -> bool:
     return file_suffix(path).lower() in suffixes
 
 
-def _fits(smallest: int, largest: int, dtype: type[np.integer[Any]]) -> bool:
-    return int(np.iinfo(dtype).min) <= smallest and largest <= int(np.iinfo(dtype).max)
-
-
 @contextmanager
 def _decoding(path: Path) -> Iterator[None]:
     """Turn whatever a decoder raises into one sentence that names the file."""
@@ -242,9 +285,6 @@ def _decoding(path: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (FileNotFoundError, PermissionError) as error:
-        reason = (error.strerror or "no access").lower()
-        raise InputError(f"cannot read {path}: {reason}; check the name and its rights.") from error
     except UnidentifiedImageError as error:
         known = ", ".join(_PILLOW_FORMATS)
         raise InputError(
@@ -254,7 +294,11 @@ def _decoding(path: Path) -> Iterator[None]:
     except MemoryError as error:
         raise InputError(f"not enough memory to read {path}; make it smaller.") from error
     except Exception as error:  # damaged bytes can make a decoder raise anything at all
-        detail = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, OSError) and error.errno in _NOT_THE_FILES_FAULT:
+            reason = (error.strerror or "no access").lower()
+            remedy = _NOT_THE_FILES_FAULT[error.errno]
+            raise InputError(f"cannot read {path}: {reason}; {remedy}.") from error
+        detail = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
             f"cannot read {path}: it is damaged, cut short or not what its name says ({detail}); "
             "copy or export it again."
@@ -266,14 +310,9 @@ def _open_picture(path: Path, max_pixels: int) -> Iterator[Image.Image]:
     """Open a picture with the caller's limit in place of Pillow's own."""
     Image.init()
     formats = [name for name in _PILLOW_FORMATS if name in Image.OPEN]  # some are optional parts
-    pillow_limit = Image.MAX_IMAGE_PIXELS
-    Image.MAX_IMAGE_PIXELS = None
-    try:
-        with Image.open(path, formats=formats) as picture:
-            check_size(path, (picture.height, picture.width), max_pixels)
-            yield picture
-    finally:
-        Image.MAX_IMAGE_PIXELS = pillow_limit
+    with pillow_unlimited(), Image.open(path, formats=formats) as picture:
+        check_size(path, (picture.height, picture.width), max_pixels)
+        yield picture
 
 
 def _read_volume(path: Path, max_pixels: int) -> ImageFile | None:

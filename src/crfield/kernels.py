@@ -43,6 +43,9 @@ LARGEST_FEATURE = 2.0**46
 class Kernel:
     """What all kernels share: shape and normalisation.
 
+    Methods take an observation, the checked image with its grid of `grid_dim` axes.
+
+    shape : "gaussian", "tent" or "sinc".
     normalization : "symmetric" (default) divides by sqrt(row sum * column sum); "before" and
         "after" divide the input or the output by the row sums, which makes the kernel unsymmetric;
         "none".
@@ -66,7 +69,7 @@ class Kernel:
         self, observation: Observation, dtype: np.dtype[Any]
     ) -> GridFeatures | None:
         """The scaled features as what they are made from, if they belong to a whole grid and no
-        width mixes them; None otherwise.
+        width mixes them; None otherwise. The kernel works in `dtype`.
         """
         return None
 
@@ -90,7 +93,7 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Spatial(Kernel):
-    """A kernel on positions: smoothness.
+    """A kernel on positions: smoothness, exp(-|p_i - p_j|^2 / (2 sigma^2)).
 
     sigma : width in units of the grid spacing; a number, one a grid axis, or a (d, d) covariance.
     """
@@ -125,6 +128,8 @@ class Spatial(Kernel):
 @dataclass(frozen=True, eq=False)
 class Bilateral(Kernel):
     """A kernel on positions and colours: smoothness that stops at edges.
+
+    k_ij = exp(-|p_i - p_j|^2 / (2 sigma_xy^2) - |c_i - c_j|^2 / (2 sigma_color^2)).
 
     sigma_xy : spatial width, as for `Spatial`.
     sigma_color : colour width; a number, one a channel, or a (C, C) covariance.
@@ -223,6 +228,8 @@ class Bilateral(Kernel):
 @dataclass(frozen=True, eq=False)
 class FeatureKernel(Kernel):
     """A kernel on features that the caller gives at inference, `features={name: (N, D)}`.
+
+    k_ij = exp(-|f_i - f_j|^2 / (2 sigma^2)).
 
     name : the key under which the features are given.
     dim : their dimension D.

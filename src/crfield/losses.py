@@ -26,7 +26,7 @@ Labels = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """What all losses share.
+    """What all losses share: methods take marginals q (N, L) and a truth (N,) of labels.
 
     weights : (L,) factor of each true label, or None for ones.
     void : the label of pixels that do not count.
@@ -50,26 +50,32 @@ class Loss:
     separable: ClassVar[bool] = True
 
     def totals(self, q: FloatArray, truth: Labels) -> Totals:
-        """Sums over the pixels of one image, from which `value` follows."""
+        """Sums over the pixels of one image, (2,) or (3 L,), from which `value` follows."""
         raise NotImplementedError
 
     def weight_totals(self, truth: Labels, n_labels: int) -> Totals:
-        """What a separable loss needs of the totals for its gradient, from the truth alone."""
+        """What a separable loss needs of the totals (2,) for its gradient, from the truth alone.
+
+        n_labels : L.
+        """
         counts = np.bincount(truth[truth != self.void] if self.void is not None else truth,
                              minlength=n_labels)
         weights = np.ones(n_labels) if self.weights is None else self.weights
         return np.array([0.0, float((counts[:n_labels] * weights).sum())])
 
     def value(self, totals: Totals) -> float:
-        """The loss of the images whose totals were summed."""
+        """The loss of the images whose totals, (2,) or (3 L,), were summed."""
         return float(totals[0] / max(totals[1], 1e-300))
 
     def gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
-        """dL/dq (N, L) of one image, given the totals of all."""
+        """dL/dq (N, L) of one image, given the totals of all, (2,) or (3 L,)."""
         raise NotImplementedError
 
     def softmax_gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
-        """A dL/dq with A = qq' - diag(q), the gradient with respect to e where q = softmax(-e)."""
+        """A dL/dq (N, L) with A = qq' - diag(q), the gradient by e where q = softmax(-e).
+
+        totals : as for `gradient`.
+        """
         g = self.gradient(q, truth, totals)
         return softmax_jacobian(q, g)
 
@@ -207,8 +213,10 @@ class IntersectionOverUnion(Loss):
 
 
 def class_weights(counts: Any, power: float = 0.25) -> NDArray[np.float64]:
-    """w_l = n_l^-power, 0 for labels without a pixel; 0.25 is KK13's choice, 0 weighs pixels alike,
-    1 weighs labels alike.
+    """w_l = n_l^-power (L,), 0 for labels without a pixel.
+
+    counts : n (L,), pixels of each label.
+    power : 0.25 is KK13's choice, 0 weighs pixels alike, 1 weighs labels alike.
     """
     n = as_floats(counts, "counts", np.dtype(np.float64))
     if n.ndim != 1 or (n < 0).any():
@@ -220,7 +228,7 @@ def class_weights(counts: Any, power: float = 0.25) -> NDArray[np.float64]:
 
 
 def softmax_jacobian(q: FloatArray, g: FloatArray) -> FloatArray:
-    """(qq' - diag(q)) g by rows (KK13 eq. 13)."""
+    """(qq' - diag(q)) g by rows of q and g (N, L) (KK13 eq. 13)."""
     level = np.einsum("il,il->i", q, g)
     b = np.subtract(level[:, None], g)
     b *= q

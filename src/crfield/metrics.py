@@ -8,18 +8,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crfield._validate import InputError, as_count, as_scalar, first_index
+from crfield._validate import (
+    MAX_LABELS,
+    InputError,
+    as_array,
+    as_count,
+    as_scalar,
+    check_memory,
+    first_index,
+)
 
 Counts = NDArray[np.int64]
 
-_RESAMPLES_AT_ONCE = 64
+_RESAMPLES_AT_ONCE, _MOST_RESAMPLES = 64, 1_000_000
 
 
 def as_label_map(
     labels: ArrayLike, name: str, n_labels: int, skip: NDArray[np.bool_] | None = None
 ) -> NDArray[np.integer[Any]]:
-    """`labels` as an integer array whose entries, except where `skip`, lie in 0 .. n_labels - 1."""
-    array = np.asarray(labels)
+    """`labels` as integers of the same shape that lie in 0 .. n_labels - 1.
+
+    name : what error messages call them.
+    skip : where not to look, an array of the same shape.
+    """
+    array = as_array(labels, name)
     if array.dtype.kind == "b":
         array = array.astype(np.uint8)
     if array.dtype.kind not in "iu":
@@ -42,7 +54,7 @@ def as_label_map(
 def confusion_matrix(
     truth: ArrayLike, predicted: ArrayLike, n_labels: int, void: int | None = 255
 ) -> Counts:
-    """Pixels of each true label (rows) that were given each predicted label (columns).
+    """C_kl, the pixels of each true label k (rows) that were given each label l (columns).
 
     Parameters
     ----------
@@ -106,18 +118,24 @@ def iou_per_label(confusion: ArrayLike) -> NDArray[np.float64]:
 
 
 def mean_iou(confusion: ArrayLike) -> float:
-    """Mean of `iou_per_label` over the labels that occur, NaN if none does."""
+    """Mean of `iou_per_label` over the labels in a confusion C (L, L), NaN if there are none."""
     return _mean_of_defined(iou_per_label(confusion))
 
 
 def pixel_accuracy(confusion: ArrayLike) -> float:
-    """Share of all pixels that got their true label, NaN without any pixel."""
+    """Share of all pixels that got their true label, sum_l C_ll / sum_kl C_kl.
+
+    confusion : C (L, L); NaN without any pixel.
+    """
     counts = _as_confusion(confusion)
     return float(_ratio(np.trace(counts), counts.sum()))
 
 
 def class_accuracy(confusion: ArrayLike) -> float:
-    """Share of correct pixels of each true label, C_ll / sum_k C_lk, averaged over true labels."""
+    """Share of correct pixels of each true label, C_ll / sum_k C_lk, averaged over true labels.
+
+    confusion : C (L, L).
+    """
     counts = _as_confusion(confusion)
     return _mean_of_defined(_ratio(np.diagonal(counts), counts.sum(axis=1)))
 
@@ -157,7 +175,7 @@ def paired_bootstrap(
             f"confusions_a and confusions_b must have one shape, got {a.shape} and {b.shape}; "
             "score both methods on the same images."
         )
-    n_images, n_resamples = len(a), as_count(n_resamples, "n_resamples")
+    n_images, n_resamples = len(a), as_count(n_resamples, "n_resamples", 1, _MOST_RESAMPLES)
     rng = np.random.default_rng(as_count(seed, "seed", minimum=0))
     differences = [statistic(a.sum(axis=0)) - statistic(b.sum(axis=0))]
     for start in range(0, n_resamples, _RESAMPLES_AT_ONCE):
@@ -181,20 +199,24 @@ def _checked_pair(
 ) -> tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]], NDArray[np.bool_], int]:
     """True and predicted labels, which pixels are not void, and the number of labels."""
     n_labels = as_count(n_labels, "n_labels")
-    if void is not None and 0 <= void < n_labels:
+    check_memory(
+        16.0 * min(n_labels, MAX_LABELS) ** 2, f"A matrix of {n_labels} labels",
+        "count fewer labels",
+    )
+    if void is not None and 0 <= as_count(void, "void", -(2**63), 2**63 - 1) < n_labels:
         raise InputError(
             f"void must be no label from 0 to {n_labels - 1}, got {void}; "
             "choose another number or pass void=None."
         )
-    truth_shape, predicted_shape = np.shape(truth), np.shape(predicted)
-    if truth_shape != predicted_shape:
+    true, found = as_array(truth, "truth"), as_array(predicted, "predicted")
+    if true.shape != found.shape:
         raise InputError(
-            f"truth and predicted must have one shape, got {truth_shape} and {predicted_shape}; "
+            f"truth and predicted must have one shape, got {true.shape} and {found.shape}; "
             "resize the prediction to the truth with nearest neighbour."
         )
-    left_out = np.zeros(truth_shape, bool) if void is None else np.asarray(truth) == void
-    true_labels = as_label_map(truth, "truth", n_labels, left_out)
-    predicted_labels = as_label_map(predicted, "predicted", n_labels, left_out)
+    left_out = np.zeros(true.shape, bool) if void is None else true == void
+    true_labels = as_label_map(true, "truth", n_labels, left_out)
+    predicted_labels = as_label_map(found, "predicted", n_labels, left_out)
     return true_labels, predicted_labels, ~left_out, n_labels
 
 
@@ -243,7 +265,7 @@ def _squared_distances(places: NDArray[np.bool_], reach: float) -> NDArray[np.fl
 def _as_confusions(confusions: ArrayLike, name: str) -> NDArray[np.float64]:
     try:
         stack = np.asarray(confusions)
-    except ValueError:
+    except (ValueError, TypeError):
         raise InputError(
             f"{name} must hold confusion matrices of one size, got several sizes; "
             "build them with one n_labels."
@@ -258,7 +280,7 @@ def _as_confusions(confusions: ArrayLike, name: str) -> NDArray[np.float64]:
 
 
 def _as_confusion(confusion: ArrayLike) -> NDArray[Any]:
-    counts = np.asarray(confusion)
+    counts = as_array(confusion, "confusion")
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or counts.shape[0] == 0:
         raise InputError(
             f"confusion must be a square matrix (L, L), got shape {counts.shape}; "

@@ -12,14 +12,16 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crfield._atomicfile import atomic_path
-from crfield._validate import InputError, shown
+from crfield._validate import (
+    InputError,
+    as_path,
+)
 from crfield.compatibility import COMPATIBILITIES, Compatibility
 from crfield.kernels import KERNELS, Kernel
 
@@ -80,7 +82,7 @@ def write_document(
     # One key, because safetensors writes several in no fixed order.
     document = {"model": model, "sha256": _digest(model, tensors)}
     data = save(dict(tensors), {"crfield": json.dumps(document, sort_keys=True)})
-    with atomic_path(_as_path(path)) as temporary:
+    with atomic_path(as_path(path)) as temporary:
         temporary.write_bytes(data)
 
 
@@ -90,11 +92,13 @@ def read_document(
     """The description and tensors of a file of format `expected`, at most version `newest`."""
     from safetensors import SafetensorError, safe_open
 
-    path = _as_path(path)
+    path = as_path(path)
     if os.path.isdir(path):
         raise InputError(f"model file {path} is a folder; pass the file inside it.")
     if not os.path.isfile(path):
         raise InputError(f"model file {path} does not exist; check the path.")
+    if not os.access(path, os.R_OK):
+        raise InputError(f"cannot read model file {path}: permission denied; check its rights.")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -162,15 +166,6 @@ def _digest(model: dict[str, Any], tensors: Mapping[str, NDArray[Any]]) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def _as_path(path: Any) -> Path:
-    try:
-        return Path(path)
-    except TypeError:
-        raise InputError(
-            f"path must be a file name, got {shown(path)}; pass a string or a Path."
-        ) from None
 
 
 def _damaged(path: str | os.PathLike[str], reason: str) -> InputError:

@@ -15,13 +15,24 @@ from PIL import Image, ImageDraw, ImageFont
 
 from crfield._axes import round_ticks, tick_names
 from crfield._colours import distinct_colours, uncertainty_ramp
-from crfield._validate import InputError, check_finite
+from crfield._validate import (
+    MAX_LABELS,
+    InputError,
+    as_array,
+    as_count,
+    as_scalar,
+    check_finite,
+    check_memory,
+    shown,
+)
+from crfield.features import image_array
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 _INK, _PALE_INK, _GRID_LINE, _PAPER = "#24292f", "#6b7280", "#e5e7eb", "#ffffff"
 _CURVE = "#2563eb"
+_WIDEST = 10_000  # pixels of a chart
 _BACKGROUND_COLOUR = (38, 43, 54)
 
 
@@ -30,17 +41,17 @@ def label_palette(n: int) -> Bytes:
 
     A longer palette begins with the shorter one, so a label keeps its colour.
     """
-    if n < 1:
-        raise InputError(f"n must be at least 1, got {n}; ask for one colour per label.")
+    n = as_count(n, "n", 1, MAX_LABELS)
+    check_memory(11.0 * n, f"a palette of {n} colours", "ask for one colour per label")
     chosen = distinct_colours(max(0, min(n, 256) - 1))
     palette = np.concatenate([np.array([_BACKGROUND_COLOUR], np.uint8), chosen])
     return palette[np.arange(n) % 256]  # beyond 256 nobody can tell colours apart
 
 
 def colorize(labels: Array, palette: Array | None = None) -> Image.Image:
-    """Label map `(*grid)` of whole numbers as a picture; ids beyond the palette start it again."""
-    labels = np.asarray(labels)
-    if labels.ndim not in (2, 3) or labels.dtype.kind not in "iub":
+    """A map of labels (*grid,) as a picture; ids beyond the palette (K, 3) start it again."""
+    labels = as_array(labels, "labels")
+    if labels.ndim not in (2, 3) or labels.dtype.kind not in "iub" or labels.size == 0:
         raise InputError(
             "labels must be whole numbers of shape (H, W) or (Z, H, W), got "
             f"{labels.dtype} of shape {labels.shape}; pass a label map."
@@ -55,11 +66,15 @@ def overlay(
     palette: Array | None = None,
     outlines: bool = True,
 ) -> Image.Image:
-    """Image `(*grid[, C])` tinted with the colours of its labels `(*grid)`.
+    """An image (*grid[, C]) tinted with the colours of its labels (*grid,).
 
-    `alpha` is the share of the tint; `outlines` draws a light line where labels change.
+    `alpha` is the share of the tint; `outlines` draws a light line where labels change; the palette
+    is (K, 3).
     """
-    labels = np.asarray(labels)
+    share = as_scalar(alpha, "alpha")
+    if not 0 <= share <= 1:
+        raise InputError(f"alpha must lie between 0 and 1, got {share:g}; try 0.5.")
+    labels = as_array(labels, "labels")
     picture = _display(image, labels.ndim).astype(np.float32)
     tint = np.asarray(colorize(labels, palette), dtype=np.float32)
     if picture.shape != tint.shape:
@@ -67,7 +82,7 @@ def overlay(
             f"image and labels must cover the same pixels, got {picture.shape[:2]} and "
             f"{tint.shape[:2]}; resize one of them."
         )
-    blended = (1 - alpha) * picture + alpha * tint
+    blended = (1 - share) * picture + share * tint
     if outlines:
         borders = _borders(_middle_slice(labels, 2))
         blended[borders] = 0.15 * blended[borders] + 0.85 * 255
@@ -76,23 +91,35 @@ def overlay(
 
 def entropy_map(marginals: Array) -> Image.Image:
     """Uncertainty of marginals `(*grid, L)`: -sum_l q_l log q_l / log L, dark 0 to bright 1."""
-    marginals = np.asarray(marginals)
-    if marginals.ndim not in (3, 4) or marginals.dtype.kind != "f":
+    marginals = as_array(marginals, "marginals")
+    if marginals.ndim not in (3, 4) or marginals.dtype.kind != "f" or marginals.size == 0:
         raise InputError(
             "marginals must be real numbers of shape (H, W, L) or (Z, H, W, L), got "
             f"{marginals.dtype} of shape {marginals.shape}; pass the marginals of a result."
         )
+    return Image.fromarray(uncertainty_ramp()[entropy_bytes(_middle_slice(marginals, 3))])
+
+
+def entropy_bytes(marginals: Array) -> Bytes:
+    """-sum_l q_l log q_l / log L of marginals `(*grid, L)`, in 255ths, `(*grid)`."""
+    marginals = as_array(marginals, "marginals")
+    if marginals.ndim < 2 or marginals.dtype.kind != "f" or marginals.size == 0:
+        raise InputError(
+            f"marginals must be real numbers of shape (*grid, L), got {marginals.dtype} of shape "
+            f"{marginals.shape}; pass the marginals of a result."
+        )
     check_finite(marginals, "marginals")
-    probabilities = np.clip(_middle_slice(marginals, 3), 1e-30, 1)
-    entropy = -(probabilities * np.log(probabilities)).sum(axis=-1)
-    share = entropy / max(math.log(probabilities.shape[-1]), 1e-30)
-    return Image.fromarray(uncertainty_ramp()[np.rint(255 * np.clip(share, 0, 1)).astype(int)])
+    # Labels first: numbers of one label lie together, which is faster.
+    q = np.clip(np.moveaxis(marginals, -1, 0), 0, 1).astype(np.float32, order="C")
+    q = np.maximum(q, np.float32(1e-30))
+    share = -(q * np.log(q)).sum(0) / max(math.log(len(q)), 1e-30)
+    return np.asarray(np.rint(255 * share.clip(0, 1)), np.uint8)
 
 
 def side_by_side(
     *pictures: Array | Image.Image, titles: Sequence[str] = (), height: int | None = None
 ) -> Image.Image:
-    """Pictures in one row, scaled to one height, with titles above them."""
+    """The `pictures`, (H, W[, 3]) or of Pillow, in one row, scaled to one height, titles above."""
     if not pictures or (titles and len(titles) != len(pictures)):
         raise InputError(
             f"side_by_side needs pictures and as many titles or none, got {len(pictures)} pictures "
@@ -134,7 +161,7 @@ def captioned(picture: Image.Image, caption: str) -> Image.Image:
 
 
 def stack(*pictures: Image.Image) -> Image.Image:
-    """Pictures below each other, on paper as wide as the widest."""
+    """The `pictures` below each other, on paper as wide as the widest."""
     width = max(picture.width for picture in pictures)
     sheet = Image.new("RGB", (width, sum(picture.height for picture in pictures)), _PAPER)
     top = 0
@@ -151,15 +178,21 @@ def line_plot(
     ylabel: str = "",
     size: tuple[int, int] = (640, 400),
 ) -> Image.Image:
-    """Line chart of `values` over their index 0, 1, 2, ..., such as the free energies of a run."""
-    heights = np.asarray(values, dtype=np.float64)
+    """Line chart of `values` (n,) over 0, 1, 2, ..., such as the free energies of a run.
+
+    title, xlabel, ylabel : what is written above, below and beside it.
+    size : width and height in pixels.
+    """
+    heights = as_array(values, "values").astype(np.float64)
     if heights.ndim != 1 or len(heights) == 0:
         raise InputError(
             f"values must be one row of numbers, got shape {heights.shape}; pass a 1-D array."
         )
     check_finite(heights, "values")
     scale = 3  # drawn larger and reduced, which smooths every edge
-    width, height = size[0] * scale, size[1] * scale
+    size = _as_size(size)
+    width, height = (length * scale for length in size)
+    title, xlabel, ylabel = map(str, (title, xlabel, ylabel))
     sheet = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(sheet)
     small, large = (ImageFont.load_default(size=s * scale) for s in (13, 17))
@@ -203,8 +236,22 @@ def line_plot(
 
 
 def show(image: Array | Image.Image, grid_axes: int = 2) -> Image.Image:
-    """Image `(*grid[, C])` of any real type, stretched to bytes where it is not made of them."""
+    """An image (*grid[, C]) of any real type, stretched to bytes where it is not made of them.
+
+    grid_axes : how many axes the grid has.
+    """
     return Image.fromarray(_display(image, grid_axes))
+
+
+def _as_size(size: Any) -> tuple[int, int]:
+    """Width and height of a chart."""
+    try:
+        width, height = size
+    except (TypeError, ValueError):
+        raise InputError(
+            f"size must be width and height in pixels, got {shown(size)}; for example (640, 400)."
+        ) from None
+    return as_count(width, "size", 1, _WIDEST), as_count(height, "size", 1, _WIDEST)
 
 
 def _middle_slice(array: Array, plane_axes: int) -> Array:
@@ -213,8 +260,8 @@ def _middle_slice(array: Array, plane_axes: int) -> Array:
 
 def _display(image: Array | Image.Image, grid_axes: int) -> Bytes:
     """Image `(*grid[, C])` as bytes `(H, W, 3)`; other types than bytes are stretched to them."""
-    pixels = np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image)
-    if pixels.ndim not in (grid_axes, grid_axes + 1) or pixels.dtype.kind not in "iufb":
+    pixels = image_array(image)
+    if pixels.ndim not in (grid_axes, grid_axes + 1) or pixels.size == 0:
         raise InputError(
             f"image must be an array of {grid_axes} axes and perhaps channels, got {pixels.dtype} "
             f"of shape {pixels.shape}; pass one image."
@@ -224,6 +271,8 @@ def _display(image: Array | Image.Image, grid_axes: int) -> Bytes:
         pixels = _middle_slice(pixels, pixels.ndim - 1)
     if pixels.ndim == 2:
         pixels = pixels[..., None]
+    if pixels.dtype == bool:
+        pixels = 255 * pixels.astype(np.uint8)
     if pixels.dtype != np.uint8:
         low, high = np.percentile(pixels, (0.5, 99.5))
         pixels = np.clip((pixels - low) / max(high - low, 1e-30), 0, 1)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._inputs import LAYOUTS
+from crfield._inputs import (
+    LAYOUTS,
+    check_same_grid,
+    is_foreground,
+    refuse_colours,
+    sums_to_one,
+)
 from crfield._validate import (
     InputError,
     as_array,
@@ -21,16 +28,21 @@ from crfield._validate import (
 )
 from crfield.compatibility import Potts
 from crfield.dense import DenseCRF, Pairwise
-from crfield.features import image_array
+from crfield.features import image_array, image_spacing
 from crfield.kernels import Bilateral, Spatial
 from crfield.meanfield import Callback
 from crfield.results import InferenceResult
+from crfield.scribbles import check_unpainted, unary_from_scribbles
 from crfield.unary import UNKNOWN, unary_from_labels, unary_from_probabilities
 
 # Chosen on real images by experiments/refine_defaults.py, like the other constants of `refine`:
 # hard labels say less about where a border lies than probabilities do.
 BILATERAL_FOR_LABELS = (30.0, 5.0)
 BILATERAL_FOR_PROBABILITIES = (60.0, 8.0)
+BILATERAL_FOR_SCRIBBLES = (40.0, 10.0)  # by experiments/grabcut33.py
+
+# Hardly any image shows more; grey values from 0 to 255 that are no labels do.
+_MANY_LABELS = 64
 
 
 def refine(
@@ -50,6 +62,7 @@ def refine(
     confidence: float = 0.9,
     unknown: int | None = UNKNOWN,
     n_labels: int | None = None,
+    scribbles: bool = False,
     layout: str = "channels_last",
     mask: Any = None,
     spacing: Any = None,
@@ -59,16 +72,23 @@ def refine(
 
     Parameters
     ----------
-    image : (H, W) or (H, W, C) array of any numeric type, a volume (Z, H, W[, C]), or a PIL image.
+    image : (H, W) or (H, W, C) array of any numeric type, or a volume (Z, H, W[, C]); from NumPy,
+        Pillow, torch (any device), xarray, zarr or dask. A nibabel image (X, Y, Z) is turned to
+        (Z, H, W) and brings its `spacing`; so are the labels of the result: write them back as
+        `nibabel.Nifti1Image(result.labels.T.astype("int16"), image.affine)`.
     probabilities_or_labels : floats (*grid, L) that sum to 1 over the labels, floats (*grid,) in
-        [0, 1] for the foreground of two labels, or a label map of whole numbers (*grid,).
+        [0, 1] for the foreground of two labels, or a label map of whole numbers (*grid,); of the
+        same kinds as the image, a nibabel image only beside another.
     model : a `DenseCRF`, for instance a learned one, instead of two Potts terms:
     spatial, spatial_weight : width in pixels and weight of the smoothness term; None drops it.
     bilateral, bilateral_weight : (pixels, colour) widths and weight of the term that follows the
-        image; "auto" is (30, 5) for label maps and (60, 8) for probabilities, None drops it.
+        image; "auto" is (30, 5) for label maps, (40, 10) for scribbles and (60, 8) for
+        probabilities, None drops it.
     confidence, unknown, n_labels : for label maps: the probability that a label is right, the value
         that marks pixels without one (None: there is none), and the number of labels if the map
         does not show them all.
+    scribbles : whether the label map is a few painted pixels, certain, with `unknown` everywhere
+        else: `unary_from_scribbles` then learns what labels look like from them.
     Other parameters are those of `DenseCRF.infer`.
 
     Returns
@@ -82,35 +102,66 @@ def refine(
     (480, 640)
     """
     as_choice(layout, "layout", LAYOUTS)
-    if model is not None and not isinstance(model, DenseCRF):
-        raise InputError(
-            f"model must be a DenseCRF, got {shown(model)}; load files with DenseCRF.load."
-        )
+    check_model(model)
     values = as_array(probabilities_or_labels, "probabilities_or_labels")
     if image is not None:
-        image = image_array(image)
+        given, image = image, image_array(image)
+        if spacing is None:
+            spacing = image_spacing(given, min(image.ndim, 3))
     if values.dtype.kind in "iub":
-        _refuse_colours(values, image)
+        refuse_colours(values.shape, None if image is None else image.shape)
+        if image is not None and values.size:
+            check_same_grid(values.shape, image.shape, "labels")
         if model is not None and n_labels is None:
             n_labels = model.n_labels
-        ids, unary = _costs_of_labels(values, confidence, unknown, n_labels)
+        if scribbles:
+            ids, unary = _costs_of_scribbles(
+                values, image, unknown, n_labels, spacing, threads
+            )
+            if isinstance(bilateral, str) and bilateral == "auto":
+                bilateral = BILATERAL_FOR_SCRIBBLES
+        else:
+            ids, unary = _costs_of_labels(values, confidence, unknown, n_labels)
+    elif scribbles:
+        raise InputError(
+            f"scribbles must be whole numbers, got {values.dtype}; paint labels, one id a pixel."
+        )
     else:
         ids, unary = None, _costs_of_probabilities(values, image, layout)
     count = unary.shape[-1]
-    if model is None:
-        if isinstance(bilateral, str) and bilateral == "auto":
-            bilateral = BILATERAL_FOR_PROBABILITIES if ids is None else BILATERAL_FOR_LABELS
-        model = potts_model(count, spatial, spatial_weight, bilateral, bilateral_weight)
-    elif model.n_labels != count:
-        raise InputError(
-            f"the model has {model.n_labels} labels, the segmentation {count}; "
-            "use a model learned for these labels."
-        )
-    result = model.infer(
+    chosen = model_for(
+        count, ids is not None, model, spatial, spatial_weight, bilateral, bilateral_weight
+    )
+    result = chosen.infer(
         image, unary, algorithm=algorithm, filter=filter, max_iter=max_iter, tol=tol,
         threads=threads, mask=mask, spacing=spacing, callback=callback,
     )
     return result if ids is None else dataclasses.replace(result, label_ids=ids)
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is neither a model nor None."""
+    if model is not None and not isinstance(model, DenseCRF):
+        raise InputError(
+            f"model must be a DenseCRF, got {shown(model)}; load files with DenseCRF.load."
+        )
+
+
+def model_for(
+    n_labels: int, from_labels: bool, model: DenseCRF | None, spatial: Any, spatial_weight: float,
+    bilateral: Any, bilateral_weight: float,
+) -> DenseCRF:
+    """The given model if it fits the labels, or the customary one of the widths and weights."""
+    if model is None:
+        if isinstance(bilateral, str) and bilateral == "auto":
+            bilateral = BILATERAL_FOR_LABELS if from_labels else BILATERAL_FOR_PROBABILITIES
+        return potts_model(n_labels, spatial, spatial_weight, bilateral, bilateral_weight)
+    if model.n_labels != n_labels:
+        raise InputError(
+            f"the model has {model.n_labels} labels, the segmentation {n_labels}; "
+            "use a model learned for these labels."
+        )
+    return model
 
 
 def potts_model(
@@ -132,6 +183,27 @@ def potts_model(
     return DenseCRF(n_labels, terms)
 
 
+def _costs_of_scribbles(
+    labels: NDArray[Any], image: Any, unknown: int | None, n_labels: int | None, spacing: Any,
+    threads: int | None,
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """The ids that are painted, or all of 0..n_labels-1, and costs by colours and distances."""
+    if image is None:
+        raise InputError("scribbles need the image that they are painted on; pass it.")
+    check_unpainted(labels != unknown, unknown)
+    if n_labels is None:
+        ids = known_ids(present_ids(labels), unknown)
+    else:
+        ids = np.arange(as_count(n_labels, "n_labels"))
+    places = np.searchsorted(ids, labels).clip(0, len(ids) - 1)
+    painted = np.where(ids[places] == labels, places, -1)
+    pixels = image[..., None] if image.ndim == labels.ndim else image
+    unary = unary_from_scribbles(
+        pixels, painted, len(ids), unknown=-1, spacing=spacing, threads=threads
+    )
+    return ids, unary
+
+
 def _costs_of_labels(
     labels: NDArray[Any], confidence: float, unknown: int | None, n_labels: int | None
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
@@ -144,18 +216,33 @@ def _costs_of_labels(
         raise InputError(
             f"labels must hold at least one pixel, got shape {labels.shape}; pass the label map."
         )
-    if labels.dtype == np.uint64 and labels.max() > np.iinfo(np.int64).max:
-        raise InputError(
-            f"labels must be below 2**63, got {labels.max()}; number them from 0."
-        )
     check_memory(
         40.0 * labels.size, f"A label map of shape {labels.shape}",
         "work on a smaller image or on tiles",
     )
+    ids = known_ids(present_ids(labels), unknown)
+    if len(ids) > _MANY_LABELS and ids[0] >= 0 and ids[-1] <= 255:
+        warnings.warn(
+            f"the label map holds {len(ids)} labels and looks like a soft mask: threshold it, or "
+            "pass it divided by 255 as the foreground's probability.",
+            stacklevel=3,
+        )
+    return ids, costs_of_ids(labels, ids, confidence, unknown)
+
+
+def present_ids(labels: NDArray[Any]) -> NDArray[np.int64]:
+    """The whole numbers that occur in a label map (*grid,), or in a part of one, in order."""
+    if labels.dtype == np.uint64 and labels.max() > np.iinfo(np.int64).max:
+        raise InputError(
+            f"labels must be below 2**63, got {labels.max()}; number them from 0."
+        )
+    return np.unique(labels).astype(np.int64)
+
+
+def known_ids(present: NDArray[np.int64], unknown: int | None) -> NDArray[np.int64]:
+    """The ids (L,) of labels among the numbers that occur in the whole map."""
     if unknown is not None:
         unknown = as_count(unknown, "unknown", -(2**63), 2**63 - 1)
-    labels = labels.astype(np.int64)
-    present = np.unique(labels)
     ids = present if unknown is None else present[present != unknown]
     if len(ids) == 0:
         raise InputError(
@@ -167,54 +254,50 @@ def _costs_of_labels(
             f"labels must hold two labels or more, got only {ids[0]} beside the unknown value "
             f"{unknown}; if {unknown} is a label (a 0/255 mask), pass unknown=None."
         )
+    return ids
+
+
+def costs_of_ids(
+    labels: NDArray[Any], ids: NDArray[np.int64], confidence: float, unknown: int | None
+) -> NDArray[Any]:
+    """Costs (*grid, L) of a label map (*grid,) whose labels are `ids` (L,)."""
+    labels = labels.astype(np.int64)
     compact = np.searchsorted(ids, labels)
     compact[labels == unknown] = -1
-    unary = unary_from_labels(compact, len(ids), confidence=confidence, unknown=-1)
-    return ids, unary
+    return unary_from_labels(compact, len(ids), confidence=confidence, unknown=-1)
+
+
+def costs_of_foreground(values: NDArray[Any]) -> NDArray[Any]:
+    """Costs (*grid, 2) of the foreground's probabilities (*grid,)."""
+    check_finite(values, "probabilities")
+    bad = (values < 0.0) | (values > 1.0)
+    if bad.any():
+        index = first_index(bad)
+        raise InputError(
+            "one number a pixel must be the foreground's probability in [0, 1], got "
+            f"{values[index]:g} at index {index}; convert a label map with .astype(int)."
+        )
+    return unary_from_probabilities(np.stack([1.0 - values, values], axis=-1).astype(values.dtype))
 
 
 def _costs_of_probabilities(values: NDArray[Any], image: Any, layout: str) -> NDArray[Any]:
-    if layout == "channels_first" and values.ndim >= 3:
+    shape, first = values.shape, layout == "channels_first" and values.ndim >= 3
+    if first:
         values = np.moveaxis(values, 0, -1)
-    if image is not None:
-        grids = [image.shape, image.shape[:-1]]
-        if _is_foreground(values, image.shape):
-            check_finite(values, "probabilities")
-            bad = (values < 0.0) | (values > 1.0)
-            if bad.any():
-                index = first_index(bad)
-                raise InputError(
-                    "one number a pixel must be the foreground's probability in [0, 1], got "
-                    f"{values[index]:g} at index {index}; convert a label map with .astype(int)."
-                )
-            values = np.stack([1.0 - values, values], axis=-1).astype(values.dtype)
-        elif values.shape[:-1] not in grids and values.shape[1:] in grids:
-            raise InputError(
-                f"probabilities must have the labels last, got {values.shape} for an image of "
-                f'{image.shape}; pass layout="channels_first".'
-            )
-    return unary_from_probabilities(values)
-
-
-def _is_foreground(values: NDArray[Any], image_shape: tuple[int, ...]) -> bool:
-    """Whether floats hold one number a pixel rather than one a pixel and label.
-
-    Floats of the shape of a 3-D image may be both: a volume's foreground, or as many labels as the
-    image has channels. They are taken for labels if the image looks like colour or they sum to 1.
-    """
-    if values.ndim < 2 or values.shape not in (image_shape, image_shape[:-1]):
-        return False
-    if values.ndim == 2 or values.shape != image_shape:
-        return True
-    return values.shape[-1] > 4 and bool((np.abs(values.sum(-1) - 1.0) > 0.02).any())
-
-
-def _refuse_colours(labels: NDArray[Any], image: NDArray[Any] | None) -> None:
-    """Refuse a picture in place of a label map."""
-    if image is None or labels.ndim != 3 or labels.shape[-1] not in (3, 4):
-        return
-    if labels.shape == image.shape or labels.shape[:-1] == image.shape:
-        raise InputError(
-            f"labels must be one whole number a pixel, got shape {labels.shape}, which looks like "
-            "a colour picture; pass the array of label numbers."
+    if image is None:
+        return unary_from_probabilities(values)
+    batched = shape[:1] == (1,) and image.shape[:1] != (1,)
+    foreground = False if batched else is_foreground(values.shape, image.shape)
+    if foreground is None:
+        foreground = not sums_to_one(values)
+    if not foreground:
+        if values.ndim > 1 and values.size:
+            check_same_grid(shape, image.shape, "probabilities", 0 if first else -1)
+        return unary_from_probabilities(values)
+    if ((values == 0) | (values == 1)).all():
+        warnings.warn(
+            "the foreground's probabilities are all 0 or 1, which looks like a label map: "
+            "use .astype(int).",
+            stacklevel=3,
         )
+    return costs_of_foreground(values)

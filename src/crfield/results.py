@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crfield._validate import FloatArray
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 class InferenceStatus(Enum):
@@ -41,6 +45,8 @@ class InferenceResult:
     converged : whether the last change was below `tol`.
     status : why inference stopped.
     shifts : how often the descent safeguard had to step in.
+    image : (*grid[, C]) what inference looked at, or None; not a copy, only for display, and left
+        out of pickles and copies of the result.
     """
 
     marginals: FloatArray
@@ -50,16 +56,40 @@ class InferenceResult:
     status: InferenceStatus
     label_ids: NDArray[np.int64]
     shifts: int = 0
+    image: NDArray[Any] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
         """The most probable label of each variable, (*grid,)."""
         return np.asarray(self.label_ids[self.marginals.argmax(-1)])
 
+    def preview(self) -> Image.Image | None:
+        """Image, overlay and uncertainty -sum_l q_l log q_l in a row, each at most 512 pixels wide.
+
+        Labels and uncertainty where no image (*grid[, C]) is known, the middle slice of a volume,
+        and None for other grids than those.
+        """
+        from crfield._display import preview
+
+        return preview(self.marginals, self.label_ids, self.image)
+
     def __repr__(self) -> str:
+        return f"InferenceResult({self._course()}, {self.status.name})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from crfield._display import figure
+
+        grid = self.marginals.shape[:-1]
+        place = f"; slice {grid[0] // 2 + 1} of {grid[0]} is shown" if len(grid) == 3 else ""
+        return figure(f"{self._course()}{place}. {self.status.value}", self.preview())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "image": None}
+
+    def _course(self) -> str:
         start, end = self.free_energies[0], self.free_energies[-1]
         return (
-            f"InferenceResult({'x'.join(map(str, self.marginals.shape[:-1]))}, "
-            f"{self.marginals.shape[-1]} labels, {self.n_iter} iterations, free energy "
-            f"{start:.6g} -> {end:.6g}, {self.status.name})"
+            f"{'x'.join(map(str, self.marginals.shape[:-1]))}, {self.marginals.shape[-1]} labels, "
+            f"{self.n_iter} iterations, free energy {start:.6g} -> {end:.6g}"
         )

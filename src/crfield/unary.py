@@ -27,11 +27,13 @@ UNKNOWN = 255
 def unary_from_labels(
     labels: Any, n_labels: int, *, confidence: float = 0.7, unknown: int | None = UNKNOWN
 ) -> FloatArray:
-    """Costs (*grid, L) from a label map: its label has probability `confidence`, the others share
-    the rest evenly; pixels marked `unknown` are flat.
+    """Costs -log p (*grid, L) from labels (*grid,), whole numbers below `n_labels`.
+
+    A pixel's label has probability `confidence`, the others share the rest evenly; pixels marked
+    `unknown` are flat.
     """
     n = as_count(n_labels, "n_labels", maximum=MAX_LABELS)
-    known, ids = _check_labels(labels, n, unknown)
+    known, ids = check_labels(labels, n, unknown)
     p = as_scalar(confidence, "confidence")
     if not 0.0 < p < 1.0 and not (n == 1 and p == 1.0):
         raise InputError(f"confidence must lie between 0 and 1, got {p:g}; try 0.7.")
@@ -47,7 +49,7 @@ def unary_from_labels(
 def unary_from_probabilities(
     probabilities: Any, *, clip: float = 1e-5, scale: float = 1.0
 ) -> FloatArray:
-    """Costs -scale log max(p, clip) from probabilities (*grid, L) that sum to 1 over the labels.
+    """Costs u = -scale log max(p, clip) from probabilities p (*grid, L) that sum to 1 over labels.
 
     `scale` < 1 trusts an overconfident classifier less.
     """
@@ -119,10 +121,13 @@ def _check_room(n_bytes: float, shape: tuple[int, ...]) -> None:
     check_memory(n_bytes, f"A unary of shape {shape}", "work on a smaller image or on tiles")
 
 
-def _check_labels(
+def check_labels(
     labels: Any, n_labels: int, unknown: int | None
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Which entries are known, and the labels with zeros for those that are not."""
+    """Which labels (*grid,) are known, and the labels with zeros where they are not, both (*grid,).
+
+    Others than `unknown` must lie in 0 .. n_labels - 1.
+    """
     array = as_array(labels, "labels")
     if array.dtype.kind == "b":
         array = array.astype(np.uint8)

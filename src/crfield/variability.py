@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crfield._validate import InputError, as_count
-from crfield.metrics import as_label_map
+from crfield._validate import InputError, as_array, as_count, first_index
 
 Points = NDArray[np.float64]
 
@@ -25,7 +26,7 @@ def variability(masks: ArrayLike, n_clusters: int = 32, seed: int = 0) -> float:
     Parameters
     ----------
     masks
-        (n, *grid) labels 0 and 1, or bool.
+        (n, *grid) of 0 and 1.
     n_clusters
         Number of clusters K, at most n. The measure falls with K and rises with n: compare sets
         of about one size.
@@ -36,7 +37,8 @@ def variability(masks: ArrayLike, n_clusters: int = 32, seed: int = 0) -> float:
     -------
     A number from 0, all masks of a cluster agree, to log 2.
     """
-    labels = as_label_map(masks, "masks", 2)
+    labels = as_array(masks, "masks")
+    check_binary(labels, "masks")
     if labels.ndim < 2 or labels.size == 0:
         raise InputError(
             f"masks must have shape (n, H, W), got {labels.shape}; stack the masks of a set."
@@ -55,8 +57,24 @@ def variability(masks: ArrayLike, n_clusters: int = 32, seed: int = 0) -> float:
     return float(weights @ [_entropies(share).mean() for share in shares])
 
 
+def check_binary(array: NDArray[Any], name: str) -> None:
+    """Refuse other numbers than 0 and 1 in an array of any shape; messages call it `name`."""
+    if array.dtype.kind == "b":
+        return
+    bad = array > 1 if array.dtype.kind == "u" else (array != 0) & (array != 1)
+    if bad.any():
+        index = first_index(bad)
+        raise InputError(
+            f"{name} must hold only 0 and 1, got {array[index]} at index {index}; "
+            "threshold it or pick one class first."
+        )
+
+
 def k_means(points: Points, n_clusters: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """The cluster of each point, (n,), in the best of a few runs with the Euclidean distance."""
+    """The cluster (n,) of each of `points` (n, d), in the best of a few runs from `rng`.
+
+    The `n_clusters` centres lower sum_i |point_i - centre_i|^2.
+    """
     runs = [_clusters(points, n_clusters, rng) for _ in range(_RESTARTS)]
     return min(runs, key=lambda run: run[1])[0]
 

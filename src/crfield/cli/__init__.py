@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from crfield._validate import InputError
@@ -14,11 +17,14 @@ from crfield._validate import InputError
 DESCRIPTION = "Make segmentations follow the image, with a dense conditional random field."
 EPILOG = """\
 examples:
-  crfield demo                                     see what it does, on photos that come with it
-  crfield refine photo.jpg --probs softmax.npy     a network's probabilities, (H, W, labels)
-  crfield refine photo.jpg --labels mask.png       a coarse or scribbled label image
-  crfield refine --help                            every option
-  crfield learn data/ --split train -o model       fit a model to images with true labels
+  crfield demo                                      see what it does, on photos that come with it
+  crfield refine photo.jpg --probs softmax.npy      a network's probabilities, (H, W, labels)
+  crfield refine photo.jpg --labels mask.png        a coarse label image
+  crfield refine photo.jpg --scribbles strokes.png  a few strokes, 255 elsewhere
+  crfield refine --help                             every option
+  crfield learn data/ --split train -o model        fit a model to images with true labels
+  crfield graph model.uai --evidence seen.evid      solve any graphical model in the UAI format
+  crfield app                                       paint labels in the browser, see them refined
 
 exit codes: 0 fine, 1 some images of a batch failed, 2 wrong usage or input, 130 interrupted
 """
@@ -26,6 +32,26 @@ exit codes: 0 fine, 1 some images of a batch failed, 2 wrong usage or input, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with `argv`, by default the program's arguments, and give its exit code."""
+    _prepare_streams()
+    try:
+        with _terminated_as_interrupted():
+            return _run(argv)
+    except KeyboardInterrupt:
+        print("crfield: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has gone: nothing to say
+        _drop_output()
+        return 1
+    except InputError as error:
+        return _fail(str(error))
+    except MemoryError:
+        return _fail("not enough memory; use a smaller image, fewer labels or --filter lattice.")
+    except OSError as error:
+        where = error.filename or "standard output or another stream"
+        return _fail(f"{error.strerror or error}: {where}.")
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     try:
         arguments = parser.parse_args(argv)
@@ -35,31 +61,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     _share_one_heap()
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
-            code: int = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        print("crfield: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader of a pipe has gone: nothing to say, and nothing may be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except InputError as error:
-        return _fail(str(error))
-    except MemoryError:
-        return _fail("not enough memory; use a smaller image, fewer labels or --filter lattice.")
-    except OSError as error:
-        return _fail(f"{error.strerror or error}: {error.filename or 'no file name'}.")
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        code: int = arguments.run(arguments)
+    sys.stdout.flush()
+    return code
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     from crfield import __version__
-    from crfield.cli import demo, evaluate, learn, refine
+    from crfield.cli import app, demo, evaluate, graph, learn, refine
 
     parser = argparse.ArgumentParser(
         prog="crfield",
@@ -72,6 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
     refine.add_command(commands)
     learn.add_command(commands)
     evaluate.add_command(commands)
+    graph.add_command(commands)
+    app.add_command(commands)
     demo.add_command(commands)
     return parser
 
@@ -85,8 +99,40 @@ def _share_one_heap() -> None:
     _native.share_one_heap()
 
 
+def _prepare_streams() -> None:
+    """Let file names that are no text be printed, and everything where a stream was closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, so that it tidies up and says what is left."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _drop_output() -> None:
+    """Have nothing more written to standard output, also not when the program ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(sentence: str) -> int:
     print(f"crfield: error: {sentence}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
     return 2
 
 

@@ -27,6 +27,7 @@ from crfield.cli.demo_cases import (
 from crfield.compatibility import Potts
 from crfield.dense import DenseCRF
 from crfield.features import observe
+from crfield.imagefiles import write_array
 from crfield.kernels import Bilateral, Spatial
 from crfield.learning import Inference, Learned, LearningReport, learn
 from crfield.metrics import confusion_matrix, mean_iou
@@ -57,7 +58,7 @@ def run(folder: Path, photos: Sequence[Case]) -> dict[str, Image.Image]:
     print(f"\n{NOTE}")
     image, probabilities, model = (folder / name for name in (IMAGE, PROBABILITIES, MODEL))
     learned.model.save(model)
-    np.save(probabilities, scenes[0].given)
+    write_array(probabilities, scenes[0].given)
     command = ["refine", image, "--probs", probabilities, "--model", model, "--side-by-side"]
     print(f"\nThe learned model is {model}. To use it on one of these scenes:\n")
     print(f"  crfield {shlex.join(map(str, command))}\n")

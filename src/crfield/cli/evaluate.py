@@ -52,7 +52,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     for example in dataset:
         result = model.infer(
             example.image, example.unary, algorithm=arguments.algorithm,
-            max_iter=arguments.iterations, tol=0.0,
+            max_iter=arguments.iterations, tol=0.0, spacing=example.spacing,
         )
         found = {"input": np.asarray(example.unary).argmin(-1), "model": result.labels}
         for name, labels in found.items():

@@ -210,14 +210,15 @@ def _outcome(arguments: argparse.Namespace, report: LearningReport, page: Path) 
     return (
         f"{arguments.output}: loss {report.losses[0]:.4f} -> {report.losses[kept]:.4f}, mean IoU "
         f"{100 * report.mean_ious[0]:.2f} -> {100 * report.mean_ious[kept]:.2f} % on "
-        f"{arguments.split or 'all images'}; see {page}"
+        f"{arguments.split or 'all images'}; see {page}\n"
+        f"stopped: {report.stopped.replace('max_iter', '--max-iter')}"
     )
 
 
 def _facts(report: LearningReport) -> str:
     """The course of learning as JSON."""
     names = ("losses", "mean_ious", "validation_ious", "gradient_norms", "n_evaluations",
-             "best_iteration")
+             "best_iteration", "stopped")
     return json.dumps({name: getattr(report, name) for name in names}, indent=1)
 
 

@@ -23,7 +23,12 @@ def refine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     given = vars(arguments)
     _refuse(given, MODEL_OPTIONS, "model", "--model, which brings its own terms")
     _refuse(given, LABEL_OPTIONS, "probs", "--probs, which needs no confidence")
+    if "overlap" in given and "block" not in given:
+        raise InputError("--overlap has no meaning without --block; add --block or leave it out.")
     _refuse(given, ("layout",), "labels", "--labels, which have no axis of labels")
+    _refuse(given, ("layout",), "scribbles", "--scribbles, which have no axis of labels")
+    _refuse(given, ("confidence",), "scribbles", "--scribbles, which are certain")
+    _refuse(given, ("block",), "scribbles", "--scribbles, which need the whole image")
     names = (*MODEL_OPTIONS, *LABEL_OPTIONS, *OTHER_OPTIONS)
     return {name: given[name] for name in names if name in given}
 
@@ -49,6 +54,11 @@ def add_files(parser: argparse.ArgumentParser) -> None:
         "--labels", type=Path, metavar="FILE",
         help="label image with one id per pixel (grey or palette PNG, TIFF, NIfTI, .npy), "
         "or a folder",
+    )
+    prediction.add_argument(
+        "--scribbles", type=Path, metavar="FILE",
+        help="label image in which only some pixels are painted and all others have the id of "
+        "--unknown: what labels look like is learned from them; or a folder",
     )
     add("--layout", choices=("channels_last", "channels_first"),
         help="axes of the probabilities: (H, W, labels) or (labels, H, W); "
@@ -81,7 +91,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help=f"how much they should {_default('spatial_weight')}")
     add("--bilateral", type=_positive, nargs=2, metavar=("XY", "RGB"),
         help="distance in pixels and difference in colour (of 0 to 255, or in the units of a scan) "
-        "over which similar pixels should agree (default: 30 5 with --labels, 60 8 with --probs)")
+        "over which similar pixels should agree (default: 30 5 with --labels, 40 10 with "
+        "--scribbles, 60 8 with --probs)")
     add("--bilateral-weight", type=float, metavar="W",
         help=f"how much they should {_default('bilateral_weight')}")
     add("--no-spatial", dest="spatial", action="store_const", const=None,
@@ -109,6 +120,12 @@ def add_inference_options(parser: argparse.ArgumentParser) -> None:
     add("--tol", type=float, metavar="T",
         help=f"stop when no probability changes by more {_default('tol')}")
     add("--threads", type=_count, metavar="N", help="threads (default: one per core)")
+    add("--block", type=_count, metavar="N",
+        help="refine in overlapping blocks of N pixels a side, for images larger than memory; .npy "
+        "and NIfTI files are then read, and .npy files written, part by part")
+    add("--overlap", type=_count, metavar="N",
+        help="with --block: pixels beyond a block that it is computed from (default: twice the "
+        "widest kernel)")
     add("--max-pixels", type=_count, default=DEFAULT_MAX_PIXELS, metavar="N",
         help="refuse larger images before decoding them (default: %(default)s)")
 

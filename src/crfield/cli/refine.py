@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 import crfield
-from crfield import pictures
 from crfield._validate import InputError
+from crfield.cli.blocks import refine_in_blocks
+from crfield.cli.extras import extra_outputs, palette_of, warn_of_lost_labels, write_extras
+from crfield.cli.graph_text import counted
 from crfield.cli.jobs import Job, Plan, check_no_input_is_overwritten, plan_jobs
 from crfield.cli.options import (
     add_files,
@@ -27,30 +29,29 @@ from crfield.cli.options import (
 from crfield.imagefiles import (
     LABEL_SUFFIXES,
     PROBABILITY_SUFFIXES,
-    TIFF_SUFFIXES,
     ImageFile,
     check_output,
-    file_stem,
-    file_suffix,
+    default_suffix,
     read_image,
     read_labels,
     read_probabilities,
-    write_array,
     write_labels,
-    write_picture,
 )
 
 DESCRIPTION = """\
-Refine a segmentation so that its borders follow the edges of the image. Give the image and either
-the probabilities of a network (--probs) or a coarse label image (--labels). The refined labels are
-written as IMAGE_refined.png into the current folder, or where -o says."""
+Refine a segmentation so that its borders follow the edges of the image. Give the image and
+the probabilities of a network (--probs), a coarse label image (--labels) or one in which a few
+pixels are painted (--scribbles). The refined labels are written as IMAGE_refined.png into the
+current folder, or where -o says."""
 EPILOG = """\
 examples:
   crfield refine photo.jpg --labels mask.png --overlay
   crfield refine photo.jpg --labels mask.png --unknown none     a mask of 0 and 255
+  crfield refine photo.jpg --scribbles strokes.png --overlay    a few strokes, 255 elsewhere
   crfield refine photo.jpg --probs softmax.npy --layout channels_first -o refined.png
   crfield refine photos/ --labels masks/ -o refined/ --json > report.json
-  crfield refine scan.nii.gz --labels seg.nii.gz --spatial 2 --bilateral 10 20
+  crfield refine scan.nii.gz --probs softmax.npy --spatial 1.5 --spatial-weight 1 --bilateral 3 10
+  crfield refine scan.npy --probs softmax.npy --bilateral 3 10 --block 256 -o refined.npy
 
 Files in folders are matched by their stems: photos/cat.jpg with masks/cat.png."""
 
@@ -80,7 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
     keywords = refine_arguments(arguments)
     if arguments.model is not None:
         keywords["model"] = crfield.DenseCRF.load(arguments.model)
-    labels = getattr(arguments, "labels", None)
+    labels = getattr(arguments, "labels", getattr(arguments, "scribbles", None))
+    if hasattr(arguments, "scribbles"):
+        keywords["scribbles"] = True
     predictions, suffixes = (
         (labels, LABEL_SUFFIXES)
         if labels is not None
@@ -90,8 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = [path for job in plan.jobs for path in (job.image, job.prediction)]
     inputs += [arguments.model] if arguments.model is not None else []
 
+    refine_it = refine_file if getattr(arguments, "block", None) is None else refine_in_blocks
+
     def refine_one(job: Job) -> Record:
-        return refine_file(job, arguments, keywords, inputs)
+        return refine_it(job, arguments, keywords, inputs)
 
     if not plan.is_batch:
         record = refine_one(plan.jobs[0])
@@ -140,9 +145,9 @@ def refine_file(
     """Refine one image, write everything asked for and tell what happened."""
     image = read_image(job.image, arguments.max_pixels)
     prediction, like = _read_prediction(job, image, arguments, keywords)
-    output = job.output_with(_default_suffix(image, like))
+    output = job.output_with(default_suffix(job.image, len(image.grid), like.nifti))
     check_output(output, len(image.grid))
-    extras = _extra_outputs(output, arguments)
+    extras = extra_outputs(output, arguments)
     check_no_input_is_overwritten((output, *extras.values()), inputs)
 
     start = time.perf_counter()
@@ -156,7 +161,8 @@ def refine_file(
     seconds = time.perf_counter() - start
 
     write_labels(output, result.labels, like)
-    _write_extras(extras, image, prediction, result, like, keywords)
+    write_extras(extras, image, prediction, result, like, keywords)
+    warn_of_lost_labels(job.prediction, prediction, result.labels, keywords)
     ids, counts = np.unique(result.labels, return_counts=True)
     return {
         "input": str(job.image),
@@ -176,7 +182,7 @@ def _read_prediction(
     job: Job, image: ImageFile, arguments: argparse.Namespace, keywords: dict[str, Any]
 ) -> tuple[npt.NDArray[Any], ImageFile]:
     """Labels or probabilities, and the file whose kind the result takes after."""
-    palette = _palette(keywords)
+    palette = palette_of(keywords)
     if hasattr(arguments, "probs"):
         layout = keywords.get("layout", "channels_last")
         values = read_probabilities(job.prediction, arguments.max_pixels, layout)
@@ -222,60 +228,6 @@ def _check_two_labels(labels: ImageFile, keywords: dict[str, Any]) -> None:
     )
 
 
-def _default_suffix(image: ImageFile, like: ImageFile) -> str:
-    """Suffix for a result whose name the user has not chosen."""
-    if len(image.grid) == 2:
-        return ".nii.gz" if like.nifti is not None else ".png"
-    if like.nifti is not None:
-        return ".nii.gz"
-    return ".tif" if file_suffix(image.path).lower() in TIFF_SUFFIXES else ".npy"
-
-
-def _extra_outputs(output: Path, arguments: argparse.Namespace) -> dict[str, Path]:
-    """Files asked for beside the labels, by the name of their option."""
-    suffixes = {"overlay": "png", "side_by_side": "png", "entropy": "png", "marginals": "npy"}
-    return {
-        name: output.with_name(f"{file_stem(output)}_{name}.{suffix}")
-        for name, suffix in suffixes.items()
-        if getattr(arguments, name)
-    }
-
-
-def _write_extras(
-    paths: dict[str, Path],
-    image: ImageFile,
-    prediction: npt.NDArray[Any],
-    result: Any,
-    like: ImageFile,
-    keywords: dict[str, Any],
-) -> None:
-    stored = like.palette or _palette(keywords)
-    palette = np.frombuffer(stored.ljust(768, b"\0"), np.uint8).reshape(-1, 3)
-    if "overlay" in paths:
-        tinted = pictures.overlay(image.array, result.labels, palette=palette)
-        write_picture(paths["overlay"], tinted)
-    if "side_by_side" in paths:
-        axis = 0 if keywords.get("layout") == "channels_first" else -1
-        before = prediction.argmax(axis) if prediction.dtype.kind == "f" else prediction
-        shown = [pictures.colorize(labels, palette) for labels in (before, result.labels)]
-        photo = pictures.show(image.array, len(image.grid))
-        row = pictures.side_by_side(photo, *shown, titles=("image", "input", "refined"))
-        write_picture(paths["side_by_side"], row)
-    if "entropy" in paths:
-        write_picture(paths["entropy"], pictures.entropy_map(result.marginals))
-    if "marginals" in paths:
-        write_array(paths["marginals"], result.marginals)
-
-
-def _palette(keywords: dict[str, Any]) -> bytes:
-    """Colours for ids 0 to 255, where unknown pixels look empty."""
-    palette = pictures.label_palette(256)
-    unknown = keywords.get("unknown", 255)
-    if unknown is not None and 0 <= unknown < 256:
-        palette[unknown] = 224
-    return palette.tobytes()
-
-
 def _show_iteration(job: Job) -> Callable[[int, Any, float], None]:
     from tqdm import tqdm
 
@@ -287,8 +239,18 @@ def _show_iteration(job: Job) -> Callable[[int, Any, float], None]:
 
 
 def _line(record: Record) -> str:
-    state = "converged" if record["converged"] else "not converged"
-    return (
-        f"{record['input']} -> {record['output']}: {record['n_iter']} iterations, {state}, "
-        f"{record['seconds']:.2f} s"
-    )
+    if "n_blocks" in record:
+        share = record["seams"]["differing"]
+        seams = "seams not compared" if share is None else (
+            f"{100 * share:.2g} % of labels differ at their seams"
+        )
+        return (
+            f"{record['input']} -> {record['output']}: {counted(record['n_blocks'], 'block')}, "
+            f"{seams}, {record['seconds']:.2f} s"
+        )
+    steps = counted(record["n_iter"], "iteration")
+    if record["status"] == crfield.InferenceStatus.MAX_ITER.value:
+        steps += " (the limit)"
+    else:
+        steps += ", converged" if record["converged"] else ", as far as rounding allows"
+    return f"{record['input']} -> {record['output']}: {steps}, {record['seconds']:.2f} s"

@@ -1,5 +1,5 @@
-"""Data sets on disk, sample photos with masks, made-up scenes and figures, and ways to spoil good
-masks.
+"""Data sets on disk, sample photos with masks, made-up scenes, figures and words, and ways to spoil
+good masks.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ from crfield.datasets.ellipses import NoisyUnaries, ellipse_set, noisy_unaries
 from crfield.datasets.samples import Sample, load_sample, sample_names
 from crfield.datasets.shrunk import Shrunk
 from crfield.datasets.synthetic import Scene, synthetic_scenes
+from crfield.datasets.words import LetterWords, letter_image, noisy_words
 
 if TYPE_CHECKING:
     from crfield.datasets.folder import Example, FolderDataset
@@ -32,6 +33,7 @@ __all__ = [
     "Augmentation",
     "Example",
     "FolderDataset",
+    "LetterWords",
     "NoisyUnaries",
     "Sample",
     "Scene",
@@ -39,9 +41,11 @@ __all__ = [
     "Silhouettes",
     "coarsen",
     "ellipse_set",
+    "letter_image",
     "load_sample",
     "noisy_probabilities",
     "noisy_unaries",
+    "noisy_words",
     "read_silhouettes",
     "sample_names",
     "synthetic_scenes",

@@ -8,12 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crfield._validate import InputError, as_count, as_scalar
+from crfield._validate import (
+    MAX_LABELS,
+    InputError,
+    as_count,
+    as_scalar,
+    check_memory,
+)
 from crfield.metrics import as_label_map
 
 Labels = NDArray[np.integer[Any]]
 
 _CELLS_PER_REGION = 4
+_MOST = 1e6  # pixels that jitter, and logits that noise moves
 
 
 def coarsen(
@@ -132,13 +139,20 @@ def _checked(
         raise InputError(
             f"mask must hold at least one pixel, got shape {labels.shape}; pass a label map."
         )
-    return labels, n_labels, as_count(block, "block"), _as_not_negative(jitter, "jitter")
+    check_memory(
+        16.0 * labels.size * min(n_labels, MAX_LABELS),
+        f"{n_labels} shares of {labels.size} pixels", "use fewer labels",
+    )
+    cells = min(as_count(block, "block"), 2**31)  # far beyond any image
+    return labels, n_labels, cells, _as_not_negative(jitter, "jitter")
 
 
 def _as_not_negative(value: float, name: str) -> float:
     result = as_scalar(value, name)
     if result < 0:
         raise InputError(f"{name} must not be negative, got {result:g}; use 0 to switch it off.")
+    if result > _MOST:
+        raise InputError(f"{name} must not exceed {_MOST:g}, got {result:g}; lower it.")
     return result
 
 

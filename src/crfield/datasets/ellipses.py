@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crfield._validate import InputError, as_count, as_scalar
+from crfield._validate import InputError, as_count, as_scalar, check_memory
 from crfield.metrics import as_label_map
 from crfield.unary import unary_from_logits
 
@@ -42,6 +42,7 @@ _BORDER = 0.1
 # Radius of the blocks of structured noise, 5 pixels across.
 _BLOCK_RADIUS = 2.5
 _LEAST_NOISE = 0.01
+_MOST_NOISE = 1e6
 
 
 class NoisyUnaries(NamedTuple):
@@ -84,6 +85,11 @@ def ellipse_set(level: int, n: int, *, size: int = 32, seed: int = 0) -> NDArray
     spreads = _SPREADS[as_count(level, "level", maximum=N_LEVELS) - 1]
     n, size = as_count(n, "n", minimum=0), as_count(size, "size", minimum=8)
     seed = as_count(seed, "seed", minimum=0)
+    side = float(min(size, 2**31))
+    check_memory(
+        (min(n, 2**31) + 40) * side * side, f"{n} masks with sides of {size}",
+        "ask for fewer or smaller ones",
+    )
     masks = np.zeros((n, size, size), np.uint8)
     for index in range(n):
         masks[index] = _figure(spreads, size, np.random.default_rng([seed, index]))
@@ -117,8 +123,11 @@ def noisy_unaries(
             f"masks must have shape (n, H, W), got {labels.shape}; stack the masks of a set."
         )
     noise = as_scalar(noise, "noise")
-    if noise < _LEAST_NOISE:
-        raise InputError(f"noise must be at least {_LEAST_NOISE}, got {noise:g}; try 0.5.")
+    if not _LEAST_NOISE <= noise <= _MOST_NOISE:
+        raise InputError(
+            f"noise must be at least {_LEAST_NOISE} and at most {_MOST_NOISE:g}, got {noise:g}; "
+            "try 0.5."
+        )
     n_blocks = as_count(n_blocks, "n_blocks", minimum=0)
     seed = as_count(seed, "seed", minimum=0)
     images = np.empty(labels.shape, np.float32)

@@ -44,6 +44,8 @@ class Example:
         (*grid) true labels, where not void.
     features
         (*grid, F) float32 inputs of a unary that is learned, or None.
+    spacing
+        Distance between neighbours along each axis of the grid, (d,), where the file tells it.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Example:
     unary: NDArray[np.float32] | None
     truth: NDArray[np.integer[Any]]
     features: NDArray[np.float32] | None = None
+    spacing: tuple[float, ...] | None = None
 
 
 class FolderDataset(Sequence[Example]):
@@ -222,5 +225,5 @@ class FolderDataset(Sequence[Example]):
             as_label_map(truth, f"labels (void: {self.void})", self.n_labels, left_out)
         unary = None if self._unaries is None else self._unaries.read(name, image.grid)
         if self.unary_kind == "features":
-            return Example(name, image.array, None, truth, features=unary)
-        return Example(name, image.array, unary, truth)
+            return Example(name, image.array, None, truth, unary, image.spacing)
+        return Example(name, image.array, unary, truth, spacing=image.spacing)

@@ -136,14 +136,14 @@ def one_each(found: Mapping[str, list[Any]], names: Iterable[str], what: str) ->
     if missing:
         others = f" and {len(missing) - 1} other names" if len(missing) > 1 else ""
         raise InputError(
-            f"expected {what} for {missing[0]!r}{others}, but there is nothing of the kind; add "
-            "the file or take the name out of the split."
+            f"expected {what} for {shown(missing[0])}{others}, but there is nothing of the kind; "
+            "add the file or take the name out of the split."
         )
     for name in names:
         if len(found[name]) > 1:
             first, second = found[name][:2]
             raise InputError(
-                f"expected one file with {what} for {name!r}, but got {first} and {second}; "
+                f"expected one file with {what} for {shown(name)}, but got {first} and {second}; "
                 "remove or rename one."
             )
     return {name: found[name][0] for name in names}

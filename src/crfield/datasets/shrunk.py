@@ -15,11 +15,12 @@ from crfield._validate import InputError, as_count
 
 @dataclass(frozen=True, eq=False)
 class ShrunkExample:
-    """Image, costs and true labels of an example on a coarser grid."""
+    """Image, costs, true labels and spacing of an example on a coarser grid."""
 
     image: NDArray[Any]
     unary: NDArray[Any]
     truth: NDArray[np.integer[Any]]
+    spacing: Any = None
 
 
 def fitting_factor(shapes: Sequence[tuple[int, ...]], n_pixels: int) -> int:
@@ -31,7 +32,7 @@ def fitting_factor(shapes: Sequence[tuple[int, ...]], n_pixels: int) -> int:
 
 
 class Shrunk(Sequence[ShrunkExample]):
-    """Every example with its sides divided by `factor`, computed when asked for.
+    """Every one of `examples` with its sides divided by `factor`, computed when asked for.
 
     Intensities and costs are means over blocks of factor^d pixels; of the true labels, which have
     no mean, the one in the middle of the block stays. What does not fill a block is cut off. A
@@ -61,6 +62,7 @@ class Shrunk(Sequence[ShrunkExample]):
             self._mean(np.asarray(example.image), grid),
             self._mean(np.asarray(example.unary), grid),
             np.ascontiguousarray(sampled[inside]),
+            getattr(example, "spacing", None),
         )
 
     def _mean(self, array: NDArray[Any], grid: tuple[int, ...]) -> NDArray[Any]:

@@ -169,14 +169,21 @@ def _read(
             "split and names must be left out where source gives pairs of files, got one of them; "
             "pass only the pairs that are wanted."
         )
-    for image_path, mask_path in source:
-        image, truth = read_image(Path(image_path)), read_labels(Path(mask_path)).array
+    for pair in source:
+        try:
+            image_path, mask_path = map(Path, pair)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"source must be a folder or pairs of file names, got {shown(pair)} among them; "
+                "pass (image, mask) for each."
+            ) from None
+        image, truth = read_image(image_path), read_labels(mask_path).array
         if truth.shape != image.grid:
             raise InputError(
                 f"{mask_path} must have the size of {image_path}, {image.grid}, got "
                 f"{truth.shape}; export both in one size."
             )
-        yield file_stem(Path(image_path)), image.array, truth
+        yield file_stem(image_path), image.array, truth
 
 
 def _places(dataset: FolderDataset, names: Sequence[str]) -> list[int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_count, as_scalar
+from crfield._validate import InputError, as_count, as_scalar, check_memory, shown
 from crfield.datasets.degrade import noisy_probabilities
 from crfield.datasets.samples import Sample
 
@@ -62,11 +64,20 @@ def synthetic_scenes(
     seed = as_count(seed, "seed", minimum=0)
     if noise < 0:
         raise InputError(f"noise must not be negative, got {noise:g}; use 0 for clean images.")
-    grid = tuple(as_count(length, "each side of size", minimum=8) for length in size)
-    if len(grid) not in (2, 3):
+    try:
+        sides = tuple(islice(size, 4))
+    except TypeError:
+        sides = ()
+    if len(sides) not in (2, 3):
         raise InputError(
-            f"size must be (H, W) or (Z, H, W), got {len(grid)} numbers; pass two or three sides."
+            f"size must be (H, W) or (Z, H, W), got {len(sides)} numbers ({shown(size)}); "
+            "pass two or three sides."
         )
+    grid = tuple(min(as_count(side, "each side of size", minimum=8), 2**31) for side in sides)
+    check_memory(
+        float(math.prod(grid)) * (100 + 8 * n_labels) + 4.0 * n * math.prod(grid) * n_labels,
+        f"{n} scenes of {' x '.join(map(str, grid))} pixels", "ask for fewer or smaller ones",
+    )
     return [_scene(index, grid, n_labels, noise, block, seed) for index in range(n)]
 
 

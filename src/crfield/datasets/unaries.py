@@ -254,7 +254,7 @@ def _decoding(place: Place) -> Iterator[None]:
         reason = (error.strerror or str(error) or "no access").lower()
         raise InputError(f"cannot read {place}: {reason}; check its name and rights.") from error
     except Exception as error:  # damaged bytes can make a decoder raise anything at all
-        detail = " ".join(str(error).split()) or type(error).__name__
+        detail = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
             f"cannot read {place}: it is damaged, cut short or no array of numbers ({detail}); "
             "write it again with numpy.save or numpy.savez."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -58,28 +59,39 @@ def check_room(n_bytes: float, purpose: str, remedy: str) -> None:
         check_memory(n_bytes, purpose, remedy)
 
 
+def padded_cells(grid: tuple[int, ...]) -> int:
+    """How many cells the compiled core keeps of a grid: there is a border after every row and every
+    slice, and before the first and after the last cell as far as an offset reaches."""
+    *slices, rows, columns = grid
+    row = columns + 1
+    plane = row * (rows + 1)
+    reach = (plane if slices else 0) + row + 1
+    return plane * math.prod(slices) + 2 * reach
+
+
 def _as_integers(arrays: dict[str, Array]) -> list[Array]:
-    most = 0
-    for name, array in arrays.items():
-        largest = max(int(array.max(initial=0)), -int(array.min(initial=0)))
-        if largest * max(array.size, 1) > _LARGEST_SUM:
+    largest = [max(int(a.max(initial=0)), -int(a.min(initial=0))) for a in arrays.values()]
+    bound = sum(most * a.size for most, a in zip(largest, arrays.values(), strict=True))
+    if bound > _LARGEST_SUM:  # which the numbers themselves may be far from
+        total = sum(float(np.abs(a.astype(np.float64)).sum()) for a in arrays.values())
+        if total >= _LARGEST_SUM:
             raise InputError(
-                f"{name} must have a sum that fits in 64 bits, got {array.size} whole numbers of "
-                f"up to {largest}; divide all costs by a common factor or pass float64."
+                f"{' and '.join(arrays)} must have magnitudes whose sum fits in 64 bits, below "
+                f"{_LARGEST_SUM:.3g} in all, got {total:.3g}; divide all of them by a common "
+                "factor or pass float64."
             )
-        most = max(most, largest)
-    dtype = np.int32 if most <= _LARGEST_INT32 else np.int64
+    dtype = np.int32 if max(largest) <= _LARGEST_INT32 else np.int64
     return [np.ascontiguousarray(array, dtype) for array in arrays.values()]
 
 
-def check_not_negative(capacities: Array, name: str) -> None:
+def check_not_negative(
+    values: Array, name: str, remedy: str = "use 0 for pairs that do not matter"
+) -> None:
     """Refuse negative numbers, naming the first."""
-    if capacities.size and capacities.min() < 0:
-        index = first_index(capacities < 0)
-        raise InputError(
-            f"{name} must not be negative, got {capacities[index]:g} at index {index}; "
-            "use 0 for pairs that do not matter."
-        )
+    if values.size and values.min() < 0:
+        index = first_index(values < 0)
+        where = f" at index {index}" if values.ndim else ""
+        raise InputError(f"{name} must not be negative, got {values[index]:g}{where}; {remedy}.")
 
 
 def as_grid_weights(

@@ -25,8 +25,12 @@ def max_flow(
     n_nodes: int, edges: Any, capacities: Any, reverse_capacities: Any = None, *, source: int,
     sink: int,
 ) -> FlowResult:
-    """The largest flow from source to sink.
+    """The largest flow from source to sink, by the algorithm of Boykov and Kolmogorov (PAMI 2004).
 
+    It is made for grids and other sparse graphs with short paths; a hub that joins thousands of
+    nodes, or paths of thousands of edges, can take time quadratic in the number of nodes.
+
+    n_nodes : N; source and sink are two of them.
     edges : (E, 2), from and to; several may join the same nodes.
     capacities : (E,) >= 0; work is done in int64 if all are whole numbers, else in float64.
     reverse_capacities : (E,) >= 0 from the second node to the first, 0 by default.
@@ -85,7 +89,8 @@ def _fold_terminals(
 def minimize_binary(unary: Any, edges: Any, pairwise: Any) -> BinaryResult:
     """Minimise sum_i unary[i, y_i] + sum_e tables[e, y_i, y_j], e = (i, j), in float64.
 
-    unary : (N, 2); edges : (E, 2).
+    unary : (N, 2).
+    edges : (E, 2).
     pairwise : tables (E, 2, 2) with t[0, 0] + t[1, 1] <= t[0, 1] + t[1, 0] (submodular), or weights
         (E,) >= 0 of different labels.
     """
@@ -112,7 +117,9 @@ def minimize_binary(unary: Any, edges: Any, pairwise: Any) -> BinaryResult:
 def _as_tables(pairwise: Any, n_edges: int) -> tuple[Array, Array]:
     """Tables (E, 2, 2) and half of what equal labels save, (E,) >= 0."""
     given = as_array(pairwise, "pairwise")
-    if given.shape not in ((n_edges,), (n_edges, 2, 2)) and n_edges + given.size > 0:
+    if n_edges + given.size == 0:  # of whatever shape
+        given = np.zeros(0)
+    if given.shape not in ((n_edges,), (n_edges, 2, 2)):
         raise InputError(
             f"pairwise must have shape ({n_edges},) or ({n_edges}, 2, 2) for {n_edges} edges, got "
             f"{given.shape}; give a weight or a table for each edge."

@@ -15,7 +15,7 @@ import numpy as np
 from crfield import _native
 from crfield._parallel import thread_count
 from crfield._validate import InputError, as_array
-from crfield.graphcut._checks import as_capacities, as_grid_weights, check_room
+from crfield.graphcut._checks import as_capacities, as_grid_weights, check_room, padded_cells
 from crfield.graphcut.neighbourhood import native_grid, offsets_for
 from crfield.graphcut.results import BinaryResult, CutResult
 
@@ -37,7 +37,8 @@ def cut_grids(
     threads : native threads, all usable cores by default.
 
     Work is done in int32 or int64 if all numbers are whole, in float64 if any is float64, else in
-    float32.
+    float32. The time is about linear in the number of cells where costs decide most labels nearby;
+    where flow has to cross the whole grid, as from one side to the other, it grows faster.
     """
     n_threads = thread_count(threads)
     shape = as_array(costs, "costs").shape
@@ -60,7 +61,8 @@ def cut_grids(
         for w in capacities
     ]
     check_room(
-        min(n_threads, batch) * n_cells * float((2 * len(offsets) + 1) * values.itemsize + 16),
+        min(n_threads, batch) * padded_cells(grid)
+        * float((2 * len(offsets) + 1) * values.itemsize + 16),
         f"Cutting grids of {' x '.join(map(str, grid))} cells",
         "cut smaller grids or use fewer threads",
     )
@@ -80,10 +82,10 @@ def minimize_binary_grid(
     unary : (*grid, 2); weights and backward : (n_offsets, *grid), as in `cut_grids`.
     """
     (values,) = as_capacities(unary=unary)
-    if values.ndim not in (3, 4) or values.shape[-1] != 2:
+    if values.ndim not in (3, 4) or values.shape[-1] != 2 or values.size == 0:
         raise InputError(
-            f"unary must have shape (*grid, 2) with 2 or 3 grid axes, got {values.shape}; "
-            "give the costs of labels 0 and 1 at each cell."
+            f"unary must have shape (*grid, 2) with 2 or 3 grid axes that are not empty, got "
+            f"{values.shape}; give the costs of labels 0 and 1 at each cell."
         )
     if values.dtype == np.int32:
         values = values.astype(np.int64)

@@ -25,8 +25,9 @@ from crfield.graphcut._checks import (
     as_grid_weights,
     check_not_negative,
     check_room,
+    padded_cells,
 )
-from crfield.graphcut.neighbourhood import native_grid, offsets_for
+from crfield.graphcut.neighbourhood import native_grid, offsets_for, pairs_region
 from crfield.graphcut.results import MoveResult
 
 _DOUBLE = np.dtype(np.float64)
@@ -39,6 +40,9 @@ def alpha_expansion(
     max_cycles: int = 100,
 ) -> MoveResult:
     """Lower E(x) on a graph by expansions until none helps, in float64.
+
+    E(x) = sum_i unary[i, x_i] + sum_e weights[e] mu(x_i, x_j), e = (i, j) (Boykov, Veksler and
+    Zabih, PAMI 2001).
 
     Parameters
     ----------
@@ -69,8 +73,10 @@ def alpha_expansion_grid(
 ) -> MoveResult:
     """`alpha_expansion` on a grid, in float32 unless `unary` is float64.
 
-    unary : (*grid, L); weights : (n_offsets, *grid) >= 0 in the order of `grid_offsets`; init :
-    (*grid,).
+    unary : (*grid, L).
+    weights : (n_offsets, *grid) >= 0 in the order of `grid_offsets`.
+    neighbours : 4 or 8, in 3-D 6 or 26; by default what the number of weights says.
+    init : (*grid,); compatibility and max_cycles are as for `alpha_expansion`.
     """
     return _grid_moves(False, unary, weights, compatibility, neighbours, init, max_cycles)
 
@@ -101,7 +107,7 @@ def _graph_moves(
             f"{strengths.shape}; match edges."
         )
     check_not_negative(strengths, "weights")
-    mu = _as_mu(compatibility, strengths, costs.shape[1], not swap)
+    mu = _as_mu(compatibility, float(strengths.max(initial=0)), costs.shape[1], not swap)
     return _descend(
         lambda labels: _native.graph_cycle(costs, strengths, mu, ends, swap, labels),
         _as_init(init, costs), max_cycles,
@@ -126,16 +132,23 @@ def _grid_moves(
     offsets = offsets_for(planes.shape, grid, neighbours)
     strengths = as_costs(
         as_grid_weights(planes[None], "weights", (1,), grid, offsets), "weights", dtype
-    ).ravel()
+    )
+    largest = max(
+        float(strengths[0, k][pairs_region(grid, offset)].max(initial=0))
+        for k, offset in enumerate(offsets)
+    )
     check_room(
-        n_cells * float((3 * len(offsets) + 2) * dtype.itemsize + 25),
+        padded_cells(grid) * float((2 * len(offsets) + 1) * dtype.itemsize + 16)
+        + n_cells * float((len(offsets) + 1) * dtype.itemsize + 9),
         f"Moves on a grid of {' x '.join(map(str, grid))} cells", "work on tiles of it",
     )
-    mu = _as_mu(compatibility, strengths, n_labels, not swap).astype(dtype)
+    mu = _as_mu(compatibility, largest, n_labels, not swap).astype(dtype)
     flat = costs.reshape(n_cells, n_labels)
-    size = native_grid(grid, offsets)
+    flat_strengths, size = strengths.ravel(), native_grid(grid, offsets)
     return _descend(
-        lambda labels: _native.grid_cycle(flat, strengths, mu, *size, swap, labels.reshape(-1)),
+        lambda labels: _native.grid_cycle(
+            flat, flat_strengths, mu, *size, swap, labels.reshape(-1)
+        ),
         _as_init(init, costs), max_cycles,
     )
 
@@ -175,7 +188,7 @@ def _as_init(init: Any, costs: Array) -> NDArray[np.int32]:
 
 
 def _as_mu(
-    compatibility: Any, weights: Array, n_labels: int, is_metric: bool
+    compatibility: Any, largest_weight: float, n_labels: int, is_metric: bool
 ) -> NDArray[np.float64]:
     """mu (L, L): 0 for equal labels, symmetric, not negative, and a metric if asked for."""
     if compatibility is None:
@@ -202,7 +215,7 @@ def _as_mu(
             )
     if is_metric:
         _check_triangles(mu, slack)
-    largest = float(mu.max()) * float(weights.max(initial=0))
+    largest = float(mu.max()) * largest_weight
     if largest > LARGEST_COST:
         raise InputError(
             f"weights times compatibility must not exceed {LARGEST_COST:g}, got up to "

@@ -16,8 +16,9 @@ NEIGHBOURS = {2: (4, 8), 3: (6, 26)}
 def grid_offsets(ndim: int, neighbours: int) -> Offsets:
     """Half of a cell's neighbours, so that every pair comes once: the offsets above (0, ..., 0).
 
-    ndim : 2 or 3; neighbours : 4 or 8, and 6 or 26. The nearest come first: ((0, 1), (1, 0)) for 4,
-    and (1, 1), (1, -1) after them for 8.
+    ndim : 2 or 3.
+    neighbours : 4 or 8, in 3-D 6 or 26. The nearest come first: ((0, 1), (1, 0)) for 4, and
+        (1, 1), (1, -1) after them for 8.
     """
     n_axes = as_count(ndim, "ndim", 2, 3)
     known = NEIGHBOURS[n_axes]

@@ -23,6 +23,7 @@ from crfield._validate import (
     shown,
     working_dtype,
 )
+from crfield.graphcut._checks import check_room
 from crfield.graphcut.neighbourhood import NEIGHBOURS, grid_offsets, pairs_region
 
 Offset = tuple[int, ...]
@@ -32,7 +33,11 @@ _LARGEST_COLOUR = 1e100
 
 
 def constant_weights(grid: Any, neighbours: int) -> FloatArray:
-    """1 for every pair of neighbours; grid : 2 or 3 lengths."""
+    """1 for every pair of neighbours, (n_offsets, *grid).
+
+    grid : 2 or 3 lengths.
+    neighbours : 4 or 8, in 3-D 6 or 26.
+    """
     ndim = _axes_of(neighbours)
     if not isinstance(grid, Sequence) or len(grid) != ndim:
         raise InputError(
@@ -46,7 +51,8 @@ def constant_weights(grid: Any, neighbours: int) -> FloatArray:
 def contrast_weights(image: Any, neighbours: int, beta: float | None = None) -> FloatArray:
     """exp(-beta |I_p - I_q|^2) / |p - q|: less where colours change.
 
-    image : (*grid, C) or (*grid,); neighbours : 4 or 8 for an image, 6 or 26 for a volume.
+    image : (*grid, C) or (*grid,).
+    neighbours : 4 or 8 for an image, 6 or 26 for a volume.
     beta : by default 1 / (2 <|I_p - I_q|^2>), the mean over all pairs of neighbours.
     """
     ndim = _axes_of(neighbours)
@@ -72,6 +78,10 @@ def contrast_weights(image: Any, neighbours: int, beta: float | None = None) -> 
         return np.asarray(((colours[p] - colours[q]) ** 2).sum(-1))
 
     if beta is None:
+        # Weights do not depend on origin and scale of the colours; from the first cell's, with a
+        # largest of about 1, squares of tiny differences do not underflow.
+        colours = colours - colours[(0,) * ndim]
+        colours = np.ldexp(colours, -int(np.frexp(np.abs(colours).max())[1]))
         found = [squared(p, q) for p, q, _ in _pairs(grid, neighbours)]
         mean = sum(float(part.sum()) for part in found) / max(sum(part.size for part in found), 1)
         sharpness = 0.5 / mean if mean > 0 else 0.0
@@ -88,6 +98,8 @@ def contrast_weights(image: Any, neighbours: int, beta: float | None = None) -> 
 
 def boundary_weights(boundary: Any, neighbours: int, floor: float = 1e-3) -> FloatArray:
     """-max(log Pb_p, log Pb_q): less where there is a boundary, between 0 and -log `floor`.
+
+    The result is (n_offsets, *grid), with neighbours as for `constant_weights`.
 
     boundary : Pb (*grid,), probabilities of a boundary; those below `floor` count as `floor`.
     """
@@ -142,7 +154,12 @@ def _fill(
     grid: tuple[int, ...], neighbours: int, dtype: np.dtype[Any],
     weight: Callable[[Any, Any, Offset], Any],
 ) -> FloatArray:
-    weights = np.zeros((neighbours // 2, *grid), dtype)
+    shape = (neighbours // 2, *grid)
+    check_room(
+        float(math.prod(shape)) * dtype.itemsize, f"An array of weights {shape}",
+        "work on tiles of the grid",
+    )
+    weights = np.zeros(shape, dtype)
     for plane, (p, q, offset) in zip(weights, _pairs(grid, neighbours), strict=True):
         plane[p] = weight(p, q, offset)
     return weights

@@ -5,8 +5,9 @@ beginning and gets the recorded values for as long as it asks for the recorded p
 then it computes on. That works for any optimiser and loses at most the evaluation under way.
 
 The file is one line of JSON that says what is being learned, then records of float64: the point,
-the value, the loss, the gradient and the confusion matrix, each record followed by its CRC-32. A
-record that was cut short or altered ends the file.
+the value, the loss, the gradient and the confusion matrix, each record followed by the CRC-32 of
+the first line and itself. A record that was cut short, altered or made by another run ends the
+file.
 """
 
 from __future__ import annotations
@@ -83,7 +84,11 @@ class Journal:
         numbers = np.concatenate([
             vector, [point.value, point.loss], point.gradient, point.confusion.ravel()
         ]).astype("<f8").tobytes()
-        return numbers + zlib.crc32(numbers).to_bytes(8, "little")
+        return numbers + self._check(numbers)
+
+    def _check(self, numbers: bytes) -> bytes:
+        """A checksum that records of another run, at work on the same file, do not have."""
+        return zlib.crc32(numbers, zlib.crc32(self._header)).to_bytes(8, "little")
 
     def _read(self) -> None:
         assert self._path is not None
@@ -99,8 +104,7 @@ class Journal:
         whole = end
         while whole + length + 8 <= len(data):
             numbers = data[whole : whole + length]
-            check = data[whole + length : whole + length + 8]
-            if zlib.crc32(numbers).to_bytes(8, "little") != check:
+            if self._check(numbers) != data[whole + length : whole + length + 8]:
                 break
             values = np.frombuffer(numbers, "<f8").astype(np.float64)
             vector, rest = values[:n], values[n:]

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from crfield._arena import drop_arenas
-from crfield._validate import InputError, as_choice, as_count, as_scalar
+from crfield._validate import (
+    InputError,
+    as_array,
+    as_choice,
+    as_count,
+    as_positive_number,
+    as_scalar,
+)
 from crfield.dense import DenseCRF
 from crfield.learning.journal import Journal
 from crfield.learning.objective import (
@@ -25,7 +32,7 @@ from crfield.learning.objective import (
     threads_per_job,
     visit,
 )
-from crfield.learning.optimizers import minimize
+from crfield.learning.optimizers import OPTIMIZERS, minimize
 from crfield.learning.parameters import GROUPS, Parameters, Vector
 from crfield.losses import (
     VOID,
@@ -36,7 +43,7 @@ from crfield.losses import (
     RobustLogLikelihood,
     class_weights,
 )
-from crfield.metrics import mean_iou
+from crfield.metrics import as_label_map, mean_iou
 
 LOSSES: dict[str, type[Loss]] = {
     "log_likelihood": LogLikelihood,
@@ -52,7 +59,18 @@ RIDGE_FOR_ONE_IMAGE = 0.02
 
 @dataclass
 class LearningReport:
-    """The course of learning: one entry an iteration, the start included."""
+    """The course of learning: one entry an iteration, the start included.
+
+    losses, mean_ious : over the examples.
+    gradient_norms : of the objective.
+    validation_ious : over the validation set, if there is one.
+    confusions, validation_confusions : (L, L) counts of each true label by each found one.
+    n_evaluations : how often the objective was computed.
+    best_iteration, best_model : the one returned.
+    stopped : why learning ended.
+    start_model : where learning began.
+    settings : facts about the run.
+    """
 
     losses: list[float] = field(default_factory=list)
     mean_ious: list[float] = field(default_factory=list)
@@ -63,13 +81,14 @@ class LearningReport:
     n_evaluations: int = 0
     best_iteration: int = 0
     best_model: DenseCRF | None = None
+    stopped: str = ""
     start_model: DenseCRF | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The model that learning ended with, and how it got there."""
+    """The model that learning ended with, and a report of how it got there."""
 
     model: DenseCRF
     report: LearningReport
@@ -79,14 +98,19 @@ def make_loss(
     name: str, examples: Sequence[Example], n_labels: int, *, power: float = 0.25,
     void: int | None = VOID,
 ) -> Loss:
-    """A loss by name with class weights n_l^-power from the examples' labels."""
+    """A loss by name with class weights n_l^-power from the examples' labels.
+
+    n_labels : number of labels L.
+    void : the label of pixels that do not count.
+    """
     as_choice(name, "loss", LOSSES)
     if name == "iou":
         return IntersectionOverUnion(void=void)
     counts = np.zeros(n_labels)
     for example in examples:
-        truth = np.asarray(example.truth).reshape(-1)
+        truth = as_array(example.truth, "truth").reshape(-1)
         known = truth if void is None else truth[truth != void]
+        as_label_map(known, "truth", n_labels)
         counts += np.bincount(known, minlength=n_labels)[:n_labels]
     return LOSSES[name](class_weights(counts, power), void)
 
@@ -96,7 +120,7 @@ def _hex(numbers: Any) -> list[str] | None:
 
 
 def default_l2(n_examples: int) -> dict[str, float]:
-    """The ridge of each group for so many images."""
+    """The ridge of each group for `n_examples` images."""
     return dict.fromkeys((*GROUPS, "off_diagonal"), RIDGE_FOR_ONE_IMAGE / max(1, n_examples))
 
 
@@ -125,6 +149,8 @@ def learn(
 ) -> Learned:
     """Minimise a loss over the marginals of mean-field inference by the model's parameters.
 
+    The gradient goes back through all updates, exactly (KK13 section 4, algorithm 1).
+
     Parameters
     ----------
     model : where to start; its compatibilities' families and its kernels are what is learned.
@@ -133,7 +159,9 @@ def learn(
     groups : what to learn, of "unary" (a recalibration of the costs, L (L + 1) numbers that overfit
         a few dozen images), "compat", "kernel" (widths) and "weight" (of the terms, which Potts
         weights make superfluous).
-    optimizer : "cg", "lbfgs", "adam" or "sgd"; `max_iter` iterations or epochs.
+    optimizer : "cg", "gd", "lbfgs", "adam" or "sgd"; `max_iter` iterations or epochs. The last two
+        take `batch_size` images at a time, in an order drawn from `seed`, and steps of `step_size`.
+    inference : how marginals are computed, by default `Inference()`.
     tol : stop when `patience` iterations together lower the objective by less than this share;
         0 never does.
     l2 : ridge towards the prior for each group and for "off_diagonal" of a symmetric compatibility,
@@ -151,6 +179,9 @@ def learn(
     inference = Inference() if inference is None else inference
     iterations = as_count(max_iter, "max_iter", 0)
     enough = as_scalar(tol, "tol")
+    patience, batch_size = as_count(patience, "patience"), as_count(batch_size, "batch_size")
+    step_size, seed = as_positive_number(step_size, "step_size"), as_count(seed, "seed", 0)
+    as_choice(optimizer, "optimizer", OPTIMIZERS)
     parameters = Parameters(model, groups, project=project, prior=prior)
     chosen = loss if isinstance(loss, Loss) else make_loss(loss, examples, model.n_labels)
     ridge = {**default_l2(len(examples)), **(l2 or {})}
@@ -163,7 +194,7 @@ def learn(
         "tol": enough,
     }
     purpose = {
-        "format": "crfield.journal", "version": 2, **settings,
+        "format": "crfield.journal", "version": 3, **settings,
         "data": fingerprint(examples), "weights": _hex(chosen.weights), "void": chosen.void,
         "start": _hex(parameters.start), "prior": _hex(parameters.prior),
     }
@@ -212,11 +243,16 @@ def learn(
             report.best_iteration = len(report.losses) - 1
             report.best_model = parameters.build(vector)
         values.append(point.value)
-        stale = len(values) - 1 - report.best_iteration >= patience
         asked = bool(progress(len(values) - 1, report)) if progress is not None else False
-        if validation is None:
-            stale = _has_settled(values, enough, patience)
-        return asked or stale
+        if asked:
+            report.stopped = "progress asked for it"
+        elif validation is None and _has_settled(values, enough, patience):
+            report.stopped = (
+                f"the last {patience} iterations gained less than {100 * enough:g} %"
+            )
+        elif validation is not None and len(values) - 1 - report.best_iteration >= patience:
+            report.stopped = f"the last {patience} iterations were no better on the validation set"
+        return bool(report.stopped)
 
     try:
         if not watch(parameters.start) and iterations:
@@ -227,6 +263,9 @@ def learn(
     finally:
         drop_arenas()
     assert report.best_model is not None
+    if not report.stopped:
+        at_limit = len(values) - 1 >= iterations
+        report.stopped = "max_iter was reached" if at_limit else "no step led further down"
     return Learned(report.best_model, report)
 
 

@@ -20,10 +20,12 @@ from crfield._parallel import usable_cores
 from crfield._validate import (
     FloatArray,
     InputError,
+    as_array,
     as_choice,
     as_count,
     as_floats,
     available_memory,
+    check_magnitude,
 )
 from crfield.dense import DenseCRF
 from crfield.features import observe
@@ -40,19 +42,32 @@ Result = TypeVar("Result")
 
 
 class Example(Protocol):
-    """One image to learn from: image (*grid[, C]), costs (*grid, L) and true labels (*grid)."""
+    """One image to learn from.
+
+    It may also have a `spacing`, the distance between grid neighbours along each axis (d,).
+    """
 
     @property
-    def image(self) -> Any: ...
+    def image(self) -> Any:
+        """(*grid[, C])."""
+
     @property
-    def unary(self) -> Any: ...
+    def unary(self) -> Any:
+        """Costs (*grid, L)."""
+
     @property
-    def truth(self) -> Any: ...
+    def truth(self) -> Any:
+        """True labels (*grid,)."""
 
 
 @dataclass(frozen=True)
 class Inference:
-    """How marginals are computed while learning; the number of iterations is part of the model."""
+    """How marginals are computed while learning.
+
+    algorithm : "concave", "cccp" or "parallel".
+    filter : "auto", "lattice" or "exact".
+    n_iter : the number of iterations, which is part of the model.
+    """
 
     algorithm: str = "concave"
     filter: str = "auto"
@@ -111,7 +126,8 @@ def unroll(
     """
     check_example(model, example)
     raw = as_floats(example.unary, "unary")
-    observation = observe(raw.shape[:-1], example.image)
+    check_magnitude(raw, "unary")
+    observation = observe(raw.shape[:-1], example.image, spacing=spacing_of(example))
     features = model.unary_features(raw, observation)
     costs = model.recalibrate(features).reshape(-1, model.n_labels)
     centred, _ = center_costs(costs, threads)
@@ -127,6 +143,11 @@ def unroll(
         trace=trace if keep_states else None,
     )
     return Unrolled(problem, features.reshape(len(costs), -1), outcome.marginals, trace)
+
+
+def spacing_of(example: Example) -> Any:
+    """The distance between grid neighbours along each axis (d,), None where it is 1."""
+    return getattr(example, "spacing", None)
 
 
 def check_example(model: DenseCRF, example: Example) -> None:
@@ -234,12 +255,16 @@ def _gradient(
 
 
 def fingerprint(examples: Sequence[Example]) -> int:
-    """A checksum of the costs and true labels, by which other data are told from these."""
+    """A checksum of images, costs and true labels, by which other data are told from these."""
     checksum = 0
     for index in range(len(examples)):
         example = examples[index]
-        for array in (example.truth, example.unary):
-            checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+        for name in ("truth", "unary", "image"):
+            values = getattr(example, name)
+            if values is not None:
+                checksum = zlib.crc32(as_array(values, name).tobytes(), checksum)
+        if (spacing := spacing_of(example)) is not None:
+            checksum = zlib.crc32(as_floats(spacing, "spacing").tobytes(), checksum)
     return checksum
 
 
@@ -259,22 +284,34 @@ def visit(
     """function(model, example, *arguments) of some examples, `n_jobs` at a time, in their order."""
     if n_jobs == 1:
         return [function(model, examples[i], *arguments) for i in indices]
+    from concurrent.futures.process import BrokenProcessPool
+
     from joblib import Parallel, delayed
 
     # Threads, because the work is in compiled code that releases the lock; a cluster's backend
     # takes precedence over the hint.
-    return list(
-        Parallel(n_jobs=n_jobs, prefer="threads")(
-            delayed(function)(model, examples[i], *arguments) for i in indices
+    try:
+        return list(
+            Parallel(n_jobs=n_jobs, prefer="threads")(
+                delayed(function)(model, examples[i], *arguments) for i in indices
+            )
         )
-    )
+    except BrokenProcessPool:
+        raise InputError(
+            f"expected {n_jobs} jobs to go on, but a worker process was killed, most likely for "
+            "want of memory; use fewer jobs or smaller images."
+        ) from None
 
 
 class Objective:
-    """loss(x) + sum l2 ((x - prior) / scale)^2 over a set of examples, all of them in every call.
+    """f(x) = loss(x) + sum_k l2_k ((x_k - prior_k) / scale_k)^2 over all of a set of examples.
 
     Images run in parallel through joblib (`n_jobs`), so that `joblib.parallel_config` can send them
     to a cluster; the sums are formed in the order of the examples, whatever finishes first.
+
+    parameters : what x stands for.
+    inference : how marginals are computed.
+    l2 : the ridge of each group, by default none.
     """
 
     def __init__(

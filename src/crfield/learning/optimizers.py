@@ -12,7 +12,7 @@ from crfield._validate import InputError, as_choice
 from crfield.learning.objective import Point
 from crfield.learning.parameters import Vector
 
-OPTIMIZERS = ("cg", "lbfgs", "adam", "sgd")
+OPTIMIZERS = ("gd", "cg", "lbfgs", "adam", "sgd")
 
 # (vector, indices of a mini-batch or None for all) -> the objective there
 Evaluate = Callable[[Vector, Sequence[int] | None], Point]
@@ -39,8 +39,9 @@ def minimize(
     """Run an optimiser; `progress` sees every iterate, so that the caller keeps the one it wants.
 
     It works on z with x = start + scale z, so that one step size serves all parameters.
-    "cg" is Polak-Ribiere's, "lbfgs" SciPy's; "adam" and "sgd" (momentum 0.9) take mini-batches in
-    an order that depends on `seed` alone, `max_iter` epochs of them.
+    "gd" is gradient descent with a line search, "cg" Polak-Ribiere's, "lbfgs" SciPy's; "adam" and
+    "sgd" (momentum 0.9) take mini-batches in an order that depends on `seed` alone, `max_iter`
+    epochs of them.
     """
     as_choice(optimizer, "optimizer", OPTIMIZERS)
 
@@ -52,8 +53,8 @@ def minimize(
         return progress(start + scale * z)
 
     origin = np.zeros_like(start)
-    if optimizer == "cg":
-        _run_conjugate_gradient(slope, origin, max_iter, watch)
+    if optimizer in ("gd", "cg"):
+        _run_line_searches(slope, origin, max_iter, watch, conjugate=optimizer == "cg")
     elif optimizer == "lbfgs":
         _run_lbfgs(slope, origin, max_iter, watch)
     else:
@@ -62,11 +63,11 @@ def minimize(
         )
 
 
-def _run_conjugate_gradient(
-    slope: Slope, start: Vector, max_iter: int, progress: Progress
+def _run_line_searches(
+    slope: Slope, start: Vector, max_iter: int, progress: Progress, *, conjugate: bool
 ) -> None:
-    """Polak-Ribiere with restarts. The line search asks for a decrease only: on a lattice the loss
-    has kinks, where no step meets conditions on the slope.
+    """Along the gradient, or conjugate to it (Polak-Ribiere with restarts). The line search asks
+    for a decrease only: on a lattice the loss has kinks, where no step meets conditions on slopes.
     """
     z = start
     value, gradient = slope(z, None)
@@ -85,8 +86,10 @@ def _run_conjugate_gradient(
         z, value, fresh, step = found
         if progress(z.copy()):
             return
-        beta = float(fresh @ (fresh - gradient)) / float(gradient @ gradient)
-        direction = -fresh + max(beta, 0.0) * direction
+        direction = -fresh + direction * (
+            max(float(fresh @ (fresh - gradient)) / float(gradient @ gradient), 0.0)
+            if conjugate else 0.0
+        )
         gradient = fresh
         # Begin where the same first-order decrease would be.
         step *= along / min(float(gradient @ direction), -1e-300)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError
+from crfield._validate import InputError, shown
 from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric, center
 from crfield.dense import DenseCRF
 from crfield.kernels import Kernel
@@ -61,6 +63,7 @@ class Parameters:
 
     model : the start; what is not learned keeps its value.
     groups : some of "unary" (the recalibration), "compat", "kernel" and "weight" (of the terms).
+    project : keep compatibilities within the convergence guarantee.
     prior : the model that the ridge pulls to, of the same form; the start by default.
     """
 
@@ -68,13 +71,7 @@ class Parameters:
         self, model: DenseCRF, groups: Iterable[str], *, project: bool = True,
         prior: DenseCRF | None = None,
     ) -> None:
-        self.groups = tuple(groups)
-        unknown = set(self.groups) - set(GROUPS)
-        if unknown or not self.groups:
-            raise InputError(
-                f"learn must name some of {', '.join(GROUPS)}, got "
-                f"{', '.join(self.groups) or 'nothing'}; for example unary,compat,kernel."
-            )
+        self.groups = _as_groups(groups)
         n = model.n_labels
         if "unary" in self.groups and model.recalibration is None:
             model = dataclasses.replace(model, recalibration=np.eye(n, n + 1))
@@ -127,8 +124,9 @@ class Parameters:
         return scale
 
     def decay(self, l2: dict[str, float]) -> Vector:
-        """The ridge of each entry, for changes measured in its typical change; "off_diagonal" is
-        its own group of a symmetric mu.
+        """The ridge (P,) of each entry, for changes measured in its typical change.
+
+        l2 : the ridge of each group; "off_diagonal" is its own group of a symmetric mu.
         """
         known = (*GROUPS, "off_diagonal")
         if not set(l2) <= set(known):
@@ -150,7 +148,7 @@ class Parameters:
         return np.asarray(np.concatenate(parts) / self.scale**2)
 
     def build(self, vector: Vector) -> DenseCRF:
-        """The model with the vector's values."""
+        """The model with the values of the vector (P,)."""
         terms = list(self.model.terms)
         recalibration = self.model.recalibration
         for (group, number, name, _), values in zip(self._pieces, self._split(vector), strict=True):
@@ -169,7 +167,10 @@ class Parameters:
         return dataclasses.replace(self.model, terms=terms, recalibration=recalibration)
 
     def chain(self, vector: Vector, gradient: ModelGradient, grid_dim: int) -> Vector:
-        """dL / d vector from the gradients by the model's raw quantities."""
+        """dL / d vector (P,) from the gradient by the model's raw quantities.
+
+        grid_dim : number of axes of the grid.
+        """
         parts = []
         current = self.build(vector).terms
         for (group, number, name, _), values in zip(self._pieces, self._split(vector), strict=True):
@@ -226,6 +227,20 @@ def zero_gradient(model: DenseCRF, dims: Sequence[int]) -> ModelGradient:
         np.zeros(shape), [np.zeros((n, n)) for _ in model.terms],
         [np.zeros((d, d)) for d in dims],
     )
+
+
+def _as_groups(groups: Any) -> tuple[str, ...]:
+    """Names of what is learned, at least one."""
+    given: tuple[Any, ...] = ()
+    if isinstance(groups, Iterable) and not isinstance(groups, str):
+        with suppress(TypeError):  # an array without axes is iterable and is not
+            given = tuple(islice(groups, 1 + len(GROUPS)))  # the last is for a message
+    if not given or any(not isinstance(name, str) or name not in GROUPS for name in given):
+        raise InputError(
+            f"learn must name some of {', '.join(GROUPS)}, got {shown(groups)}; "
+            "for example unary,compat,kernel."
+        )
+    return given
 
 
 def _encode_weight(weight: float) -> Vector:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,12 @@ import numpy as np
 from crfield import _svg
 from crfield._atomicfile import atomic_path
 from crfield._page import figure, heading, number, page, paragraph, row, table, tile
-from crfield._validate import InputError, as_count, shown
+from crfield._validate import (
+    InputError,
+    as_count,
+    as_path,
+    shown,
+)
 from crfield.learning.comparison import (
     compare_recalibrations,
     compare_terms,
@@ -40,17 +44,14 @@ def write_report(
 
     Parameters
     ----------
+    path : the file to write.
     learned : what `learn` returned.
+    title : of the page.
     class_names : a name for each label, by default their numbers.
     settings : further facts of the run to list, such as the data set.
     grid_dim : how many of a joint covariance's features are positions; 3 for volumes.
     """
-    try:
-        target = Path(path)
-    except TypeError:
-        raise InputError(
-            f"path must be a file name, got {shown(path)}; pass a string or a Path."
-        ) from None
+    target = as_path(path)
     model, report = learned.model, learned.report
     names = _label_names(class_names, model.n_labels)
     dim = as_count(grid_dim, "grid_dim")
@@ -66,7 +67,7 @@ def write_report(
         heading("Settings") + table((), [(_words(k), _in_words(v)) for k, v in facts.items()]),
     ])
     with atomic_path(target) as temporary:
-        temporary.write_text(document, encoding="utf-8")
+        temporary.write_text(document, encoding="utf-8", errors="backslashreplace")
 
 
 def _label_names(class_names: Sequence[str] | None, n_labels: int) -> list[str]:

@@ -32,7 +32,10 @@ def starting_model(
 
     Parameters
     ----------
+    n_labels : number of labels L.
+    examples : images with costs and true labels.
     loss : what learning will minimise.
+    inference : how marginals are computed, by default `Inference()`.
     family : of the bilateral term's compatibility, "potts", "diagonal" or "symmetric".
     n_jobs : images at a time, through joblib.
     """

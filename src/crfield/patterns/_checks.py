@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +14,12 @@ from crfield._validate import (
     as_array,
     as_count,
     as_floats,
-    first_index,
+    as_scalar,
     shown,
 )
+from crfield.variability import check_binary
+
+Temperature = float | Literal["zero"]
 
 
 def as_masks(values: Any, n_visible: int, name: str = "y") -> NDArray[Any]:
@@ -28,14 +30,7 @@ def as_masks(values: Any, n_visible: int, name: str = "y") -> NDArray[Any]:
             f"{name} must have shape (B, {n_visible}), one row of labels an image, got "
             f"{array.shape}; a single image needs a leading axis of 1."
         )
-    if array.dtype.kind != "b":
-        bad = array > 1 if array.dtype.kind == "u" else (array != 0) & (array != 1)
-        if bad.any():
-            index = first_index(bad)
-            raise InputError(
-                f"{name} must hold only 0 and 1, got {array[index]} at index {index}; "
-                "threshold it or pick one class first."
-            )
+    check_binary(array, name)
     return array.reshape(len(array), n_visible)
 
 
@@ -64,17 +59,50 @@ def as_vector(values: Any, length: int, name: str, dtype: np.dtype[Any]) -> Floa
 
 def as_grid(value: Any, name: str = "grid") -> tuple[int, int]:
     """Height and width."""
-    sizes = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else ()
-    if len(sizes) != 2:
-        raise InputError(f"{name} must be (height, width), got {shown(value)}; pass two numbers.")
-    return as_count(sizes[0], f"{name}[0]"), as_count(sizes[1], f"{name}[1]")
+    try:
+        height, width = value
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name} must be (height, width), got {shown(value)}; pass two numbers."
+        ) from None
+    return as_count(height, f"{name}[0]"), as_count(width, f"{name}[1]")
 
 
-def as_nonnegative(array: FloatArray, name: str, why: str) -> FloatArray:
-    """`array`, of which no entry may be negative."""
-    bad = array < 0
-    if bad.any():
-        index = first_index(bad)
-        where = f" at index {index}" if array.ndim else ""
-        raise InputError(f"{name} must not be negative, got {array[index]:g}{where}; {why}.")
-    return array
+def as_temperature(value: Any) -> Temperature:
+    """A number T > 0 or the word "zero"."""
+    if isinstance(value, str) and value == "zero":
+        return "zero"
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise InputError(
+            f"temperature must be a positive number or 'zero', got {shown(value)}; "
+            "use 1 to sum the hidden units out and 'zero' to maximise them out."
+        )
+    return number
+
+
+def as_positive_scalar(value: Any, name: str) -> float:
+    """A number above 0."""
+    number = as_scalar(value, name)
+    if number <= 0:
+        raise InputError(f"{name} must be positive, got {number:g}; use a small number above 0.")
+    return number
+
+
+def as_nonnegative_scalar(value: Any, name: str) -> float:
+    """A number from 0."""
+    number = as_scalar(value, name)
+    if number < 0:
+        raise InputError(f"{name} must not be negative, got {number:g}; use 0 for none.")
+    return number
+
+
+def as_share(value: Any, name: str, lowest: float = 1e-6) -> float:
+    """A number below 1."""
+    number = as_scalar(value, name)
+    if not lowest <= number < 1:
+        raise InputError(f"{name} must be between 0 and 1, got {number:g}; try 0.1.")
+    return number

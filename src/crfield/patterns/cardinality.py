@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray
+from crfield._validate import FloatArray, check_memory
 from crfield.patterns._soft import (
     Array,
     relative_weights,
@@ -71,7 +71,13 @@ class AtMost:
 
     def _chunks(self, a: FloatArray) -> Iterator[slice]:
         """Rows to treat at a time, so that the table of counts stays small."""
-        size = max(1, int(_CHUNK_BYTES / (8 * (a.shape[1] + 1) * (self.k + 1))))
+        row_bytes = 8.0 * (a.shape[1] + 1) * (self.k + 1)
+        if row_bytes > _CHUNK_BYTES:
+            check_memory(
+                row_bytes, f"A limit of {self.k} of {a.shape[1]} hidden units",
+                "lower max_active, or leave it out",
+            )
+        size = max(1, int(_CHUNK_BYTES / row_bytes))
         for start in range(0, len(a), size):
             yield slice(start, start + size)
 

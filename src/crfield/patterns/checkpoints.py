@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError
+from crfield._validate import FloatArray, InputError, as_count, as_scalar
 from crfield.modelfile import incomplete, read_document, write_document
 
 FORMAT = "crfield.patterns.learning"
 VERSION = 1
 _GROUPS = ("parameters", "mean", "square", "best")
+_MOST = 2**31 - 1  # epochs, steps and passes
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +59,15 @@ def write_progress(
     write_document(path, model, tensors)
 
 
-def read_progress(path: str | os.PathLike[str], purpose: dict[str, Any]) -> Progress | None:
-    """The state in a file, None if there is no such file; one made for another run is refused."""
+def read_progress(
+    path: str | os.PathLike[str], purpose: dict[str, Any], like: dict[str, FloatArray],
+    chains: tuple[int, ...],
+) -> Progress | None:
+    """The state in a file, None if there is no such file; one made for another run is refused.
+
+    like : parameters by group, of the right shapes.
+    chains : (B, n_chains, H, W), the right shape of the chains.
+    """
     if not Path(path).exists():
         return None
     model, tensors = read_document(path, FORMAT, VERSION)
@@ -75,10 +83,34 @@ def read_progress(path: str | os.PathLike[str], purpose: dict[str, Any]) -> Prog
             group, _, name = key.partition(".")
             if group in parts:
                 parts[group][name] = value
-        return Progress(
-            model["epoch"], model["step"], parts["parameters"], parts["mean"], parts["square"],
-            parts["best"], model["best_epoch"], model["losses"], model["scores"],
-            tensors["chains"], model["n_passes"],
+        epoch, step, best_epoch, n_passes = (
+            as_count(model[name], name, 0, _MOST)
+            for name in ("epoch", "step", "best_epoch", "n_passes")
         )
+        losses, scores = (
+            [as_scalar(value, name) for value in model[name]] for name in ("losses", "scores")
+        )
+        state = Progress(
+            epoch, step, parts["parameters"], parts["mean"], parts["square"], parts["best"],
+            best_epoch, losses, scores, tensors["chains"], n_passes,
+        )
+        _check_shapes(state, like, chains)
+        return state
     except (KeyError, TypeError, AttributeError) as error:
         raise incomplete(path, error) from None
+
+
+def _check_shapes(state: Progress, like: dict[str, FloatArray], chains: tuple[int, ...]) -> None:
+    """Raise KeyError for arrays that do not belong to the model, which a checksum may hide."""
+    for group in _GROUPS:
+        arrays = getattr(state, group)
+        for name in like.keys() | arrays.keys():
+            found, right = arrays[name], like[name]
+            if found.shape != right.shape or found.dtype != right.dtype:
+                raise KeyError(f"{group}.{name} of shape {right.shape}")
+            if not np.isfinite(found).all():
+                raise KeyError(f"finite numbers in {group}.{name}")
+    if state.chains.shape != chains or state.chains.dtype != np.uint8 or state.chains.max() > 1:
+        raise KeyError(f"chains of shape {chains}")
+    if len(state.losses) != state.epoch:
+        raise KeyError(f"{state.epoch} losses")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, as_count, as_floats
+from crfield._validate import FloatArray, InputError, as_count, as_floats, check_memory
 from crfield.patterns._checks import as_grid, as_masks, as_rows
 from crfield.patterns.potential import PatternPotential, Patterns
 
@@ -86,7 +86,7 @@ class ConvolutionalPatterns(PatternPotential):
         y = np.zeros((len(hidden), *self.grid), self.dtype)
         for i, j in np.ndindex(height, width):
             y[:, i : i + s * rows : s, j : j + s * columns : s] += patches[..., i, j]
-        return y.reshape(len(hidden), -1)
+        return y.reshape(len(hidden), self.n_visible)
 
     def weight_gradient(self, y: Any, h: Any, scale: Any = None) -> FloatArray:
         patches = self._patches(as_masks(y, self.n_visible))
@@ -97,6 +97,14 @@ class ConvolutionalPatterns(PatternPotential):
         """The same potential with one column of weights for each hidden unit."""
         rows, columns = self.positions
         image_weights = self.image_weights
+        n_visible, n_hidden = self.n_visible, self.n_hidden
+        n_seen = rows * columns * self._matrix().shape[0]
+        # The unit matrix, the labels that each of its rows gives its windows, and the result twice.
+        check_memory(
+            float(n_hidden) * (n_hidden + n_seen + 2 * n_visible) * self.dtype.itemsize,
+            f"A matrix of {n_visible} labels by {n_hidden} hidden units",
+            "use the windows as they are",
+        )
         return Patterns(
             self.to_visible(np.eye(self.n_hidden, dtype=self.dtype)).T,
             np.tile(self.bias, rows * columns),
@@ -106,7 +114,7 @@ class ConvolutionalPatterns(PatternPotential):
         )
 
     def _to_hidden(self, y: NDArray[Any]) -> FloatArray:
-        return np.asarray(self._patches(y) @ self._matrix()).reshape(len(y), -1)
+        return np.asarray(self._patches(y) @ self._matrix()).reshape(len(y), self.n_hidden)
 
     def _matrix(self) -> FloatArray:
         """The windows as (kh kw, J)."""
@@ -120,7 +128,8 @@ class ConvolutionalPatterns(PatternPotential):
         return seen.astype(self.dtype).reshape(-1, window[0] * window[1])
 
     def _shared(self, h: FloatArray) -> FloatArray:
-        return np.asarray(h.reshape(len(h), -1, self.windows.shape[2]).sum(1))
+        rows, columns = self.positions
+        return np.asarray(h.reshape(len(h), rows * columns, self.windows.shape[2]).sum(1))
 
     def _spread(self, c: FloatArray) -> FloatArray:
         rows, columns = self.positions

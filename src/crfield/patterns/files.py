@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._validate import InputError
 from crfield.modelfile import incomplete, read_document, write_document
 from crfield.patterns.convolutional import ConvolutionalPatterns
 from crfield.patterns.model import GridModel
@@ -25,16 +26,17 @@ Tensors = dict[str, NDArray[Any]]
 
 def save(path: str | os.PathLike[str], model: GridModel) -> None:
     """Write a model; the file appears whole or not at all, and is the same for the same model."""
+    write_document(path, *describe(model))
+
+
+def describe(model: GridModel) -> tuple[dict[str, Any], Tensors]:
+    """A model as JSON, and the tensors that it names."""
     tensors: Tensors = {}
     described = {field.name: getattr(model, field.name) for field in fields(model)}
-    write_document(
-        path,
-        {
-            "format": _format(type(model)), "version": VERSION,
-            **{name: _describe(value, name, tensors) for name, value in described.items()},
-        },
-        tensors,
-    )
+    return {
+        "format": _format(type(model)), "version": VERSION,
+        **{name: _describe(value, name, tensors) for name, value in described.items()},
+    }, tensors
 
 
 def load(path: str | os.PathLike[str], kind: type[Model]) -> Model:
@@ -58,7 +60,12 @@ def _describe(value: Any, name: str, tensors: Tensors) -> Any:
         tensors[name] = value
         return {"tensor": name}
     if isinstance(value, PatternPotential):
-        kind = next(word for word, known in KINDS.items() if type(value) is known)
+        kind = next((word for word, known in KINDS.items() if type(value) is known), None)
+        if kind is None:
+            raise InputError(
+                "patterns must be Patterns or ConvolutionalPatterns to be written to a file, got "
+                f"{type(value).__name__}; make one of them from its parameters."
+            )
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
         return {
             "kind": kind, **{k: _describe(v, f"{name}.{k}", tensors) for k, v in parts.items()}

@@ -26,16 +26,13 @@ GROUPS = (
 
 
 def parameters_of(model: PatternCRF) -> Parameters:
-    """All numbers of a model by group; logarithms of the trade-offs, -inf for those that are 0."""
+    """All numbers of a model by group; logarithms of the trade-offs, -inf for pairwise ones that
+    are 0, and no unary weight that is not positive."""
     found: Parameters = {} if model.patterns is None else dict(model.patterns.parameters)
     found["visible_bias"] = model.visible_bias
-    if not model.unary_weight > 0:
-        raise InputError(
-            f"unary_weight must be positive to be learned, got {model.unary_weight:g}; "
-            "give the unary costs the other sign instead."
-        )
-    with np.errstate(divide="ignore"):
+    if model.unary_weight > 0:
         found["unary_weight"] = np.log(np.float64(model.unary_weight))
+    with np.errstate(divide="ignore"):
         found["pairwise_weights"] = np.log(model.pairwise_weights)
     return {name: np.asarray(value) for name, value in found.items()}
 
@@ -45,10 +42,12 @@ def with_parameters(model: PatternCRF, parameters: Mapping[str, FloatArray]) -> 
     patterns = model.patterns
     if patterns is not None:
         patterns = patterns.with_parameters({k: parameters[k] for k in patterns.parameters})
+    unary_weight = model.unary_weight
+    if "unary_weight" in parameters:
+        unary_weight = float(np.exp(parameters["unary_weight"]))
     return replace(
         model, patterns=patterns, visible_bias=parameters["visible_bias"],
-        unary_weight=float(np.exp(parameters["unary_weight"])),
-        pairwise_weights=np.exp(parameters["pairwise_weights"]),
+        unary_weight=unary_weight, pairwise_weights=np.exp(parameters["pairwise_weights"]),
     )
 
 

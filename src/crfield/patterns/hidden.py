@@ -52,7 +52,8 @@ class AnyNumber:
         self, a: FloatArray, temperature: float, rng: np.random.Generator
     ) -> NDArray[np.uint8]:
         """Independent draws."""
-        uniform = rng.random(a.shape, np.float32)
+        # In float32 one draw of 2^24 is 0, which is below any probability.
+        uniform = rng.random(a.shape)
         return (uniform < self.expected(a, temperature)).astype(np.uint8)
 
 
@@ -95,7 +96,7 @@ class HiddenPosterior:
         return _rowwise(a, self.expected) + self.entropy
 
     def take(self, rows: NDArray[Any]) -> HiddenPosterior:
-        """The posteriors of some images."""
+        """The posteriors of the images numbered `rows` (b,)."""
         return HiddenPosterior(self.expected[rows], self.entropy[rows])
 
 
@@ -105,11 +106,11 @@ def posterior(rule: HiddenRule, a: FloatArray, temperature: float) -> HiddenPost
     return HiddenPosterior(expected, rule.log_partition(a, temperature) - _rowwise(a, expected))
 
 
-def hidden_rule(composition: str, max_active: int | None) -> HiddenRule:
-    """The rule that the words stand for."""
+def hidden_rule(composition: str, max_active: int | None, n_hidden: int) -> HiddenRule:
+    """The rule that the words stand for; a limit that all units keep to is none."""
     if composition == "min":
         return ExactlyOne()
-    return AnyNumber() if max_active is None else AtMost(max_active)
+    return AnyNumber() if max_active is None or max_active >= n_hidden else AtMost(max_active)
 
 
 def _rowwise(a: FloatArray, b: FloatArray) -> NDArray[np.float64]:

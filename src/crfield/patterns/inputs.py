@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, as_choice, as_floats, check_magnitude
-from crfield.graphcut import boundary_weights, constant_weights, contrast_weights
-from crfield.patterns._checks import as_nonnegative
+from crfield._validate import (
+    FloatArray,
+    InputError,
+    as_array,
+    as_choice,
+    as_floats,
+    check_magnitude,
+    shown,
+)
+from crfield.graphcut import boundary_weights, constant_weights, contrast_weights, grid_offsets
+from crfield.graphcut._checks import check_not_negative
+from crfield.graphcut.neighbourhood import pairs_region
 
 # Edges run from a pixel to the pixel this far down and across.
-FOUR_NEIGHBOURS = ((0, 1), (1, 0))
-EIGHT_NEIGHBOURS = ((0, 1), (1, 0), (1, 1), (1, -1))
+FOUR_NEIGHBOURS = grid_offsets(2, 4)
+EIGHT_NEIGHBOURS = grid_offsets(2, 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +37,8 @@ class PatternInputs:
         below (`FOUR_NEIGHBOURS`); n = 4: also below right and below left (`EIGHT_NEIGHBOURS`).
         Entries of edges that leave the grid are ignored.
     features : (B, F), phi(x) of section 4.1, or None.
+
+    Arrays that have the right type already are kept, not copied; leave them as they are.
     """
 
     costs: FloatArray
@@ -67,40 +78,47 @@ class PatternInputs:
                 "give one cost an edge to the right and one an edge below."
             )
         check_magnitude(pairwise, "pairwise")
-        return as_nonnegative(
+        check_not_negative(
             pairwise, "pairwise", "graph cuts need costs that favour equal labels, so clamp at 0"
         )
+        return pairwise
 
     @classmethod
     def from_images(
-        cls, costs: Any, images: Any, *, kinds: Sequence[str] = ("constant", "contrast"),
+        cls, costs: Any, images: Any, *, kinds: Sequence[str] | str = ("constant", "contrast"),
         boundary: Any = None, features: Any = None, neighbours: int = 4,
     ) -> PatternInputs:
         """Inputs with the pairwise terms of CHOPP section 5, one type for each of `kinds`.
 
         costs : (B, H, W, L).
         images : (B, H, W, C) or (B, H, W), for "contrast"; see `crfield.graphcut`.
-        kinds : some of "constant", "contrast" and "boundary".
+        kinds : some of "constant", "contrast" and "boundary", or one of them.
         boundary : (B, H, W), probabilities of a boundary, for "boundary".
         features : (B, F), or None.
         neighbours : 4 or 8.
         """
-        if np.ndim(costs) != 4:
+        shape = as_array(costs, "costs").shape
+        if len(shape) != 4:
             return cls(costs)  # which says what is wrong
-        n, grid = len(costs), np.shape(costs)[1:3]
+        n, grid = shape[0], shape[1:3]
         makers = {
             "constant": lambda: [constant_weights(grid, neighbours)] * n,
-            "contrast": lambda: [contrast_weights(image, neighbours) for image in images],
-            "boundary": lambda: [boundary_weights(each, neighbours) for each in boundary],
+            "contrast": lambda: [
+                contrast_weights(image, neighbours)
+                for image in _as_maps(images, "images", "contrast", n, grid)
+            ],
+            "boundary": lambda: [
+                boundary_weights(each, neighbours)
+                for each in _as_maps(boundary, "boundary", "boundary", n, grid)
+            ],
         }
-        for given, name in ((images, "contrast"), (boundary, "boundary")):
-            if name in kinds and (given is None or len(given) != n):
-                raise InputError(
-                    f"{name} terms need one map an image ({n}), got "
-                    f"{'none' if given is None else len(given)}; pass them, or leave {name!r} out "
-                    "of kinds."
-                )
-        types = [makers[as_choice(kind, "kinds", makers)]() for kind in kinds]
+        if not isinstance(kinds, Sequence):
+            raise InputError(
+                f"kinds must be some of {', '.join(map(repr, makers))}, got {shown(kinds)}; "
+                "pass a list of them."
+            )
+        chosen = (kinds,) if isinstance(kinds, str) else kinds
+        types = [makers[as_choice(kind, "kinds", makers)]() for kind in chosen]
         pairwise = np.stack([np.stack(maps) for maps in types], 1) if types else None
         return cls(costs, pairwise, features)
 
@@ -118,7 +136,7 @@ class PatternInputs:
         return int(self.costs.shape[3])
 
     def take(self, rows: Any) -> PatternInputs:
-        """The images with these numbers; a number may occur more than once."""
+        """The images with the numbers `rows` (b,); a number may occur more than once."""
         pairwise, features = self.pairwise, self.features
         return PatternInputs(
             self.costs[rows],
@@ -127,21 +145,47 @@ class PatternInputs:
         )
 
 
-def neighbours(n_offsets: int) -> tuple[tuple[int, int], ...]:
-    """The offsets that an axis of so many edges stands for."""
-    return FOUR_NEIGHBOURS if n_offsets == 2 else EIGHT_NEIGHBOURS
+def grid_edges(
+    grid: tuple[int, int], n_offsets: int
+) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Where the pixels are that edges start from and lead to, for an axis of so many offsets."""
+    for offset in grid_offsets(2, 2 * n_offsets):
+        opposite = tuple(-step for step in offset)
+        yield pairs_region(grid, offset), pairs_region(grid, opposite)
 
 
-def disagreements(labels: NDArray[Any], n_offsets: int) -> NDArray[np.bool_]:
-    """[y_i != y_j] for every edge, (B, n_offsets, H, W), from labels (B, H, W).
+def disagreement_costs(labels: NDArray[Any], weights: FloatArray) -> NDArray[np.float64]:
+    """sum_ij p^k_ij [y_i != y_j], (B, K), from labels (B, H, W) and p (B or 1, K, n_offsets, H, W).
 
-    Edges that leave the grid are False.
+    The sum is taken in float64: one of many float32 numbers loses digits.
     """
-    n, height, width = labels.shape
-    result = np.zeros((n, n_offsets, height, width), bool)
-    for number, (down, across) in enumerate(neighbours(n_offsets)):
-        left, right = max(-across, 0), width - max(across, 0)
-        here = labels[:, : height - down, left:right]
-        there = labels[:, down:, left + across : right + across]
-        result[:, number, : height - down, left:right] = here != there
-    return result
+    n, *grid = labels.shape
+    total = np.zeros((n, weights.shape[1]))
+    for number, (here, there) in enumerate(grid_edges((grid[0], grid[1]), weights.shape[2])):
+        cut = labels[:, *here] != labels[:, *there]
+        plane: NDArray[Any] = weights[:, :, number]
+        costs = np.where(cut[:, None], plane[:, :, *here], 0)
+        total += costs.sum((2, 3), dtype=np.float64)
+    return total
+
+
+def _as_maps(
+    maps: Any, name: str, kind: str, n: int, grid: tuple[int, ...]
+) -> list[NDArray[Any]]:
+    """A map an image for pairwise terms of a kind, each of the size of the costs."""
+    try:
+        found = [as_array(each, name) for each in maps]
+    except TypeError:  # no sequence at all
+        found = []
+    if len(found) != n:
+        raise InputError(
+            f"{kind} terms need one map an image ({n}), got "
+            f"{'none' if maps is None else len(found)}; pass them, or leave {kind!r} out of kinds."
+        )
+    for number, each in enumerate(found):
+        if each.shape[:2] != grid:
+            raise InputError(
+                f"{name} must have the size of the costs {grid}, got shape {each.shape} for image "
+                f"{number}; resize them to that."
+            )
+    return found

@@ -7,6 +7,7 @@ contrastive divergence, which raises the likelihood near the truth, is there for
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._atomicfile import check_writable
-from crfield._validate import InputError, as_count, shown
+from crfield._validate import LARGEST_COST, InputError, as_count, shown
 from crfield.patterns.checkpoints import Progress, read_progress, write_progress
 from crfield.patterns.gradients import (
     GROUPS,
@@ -31,11 +32,12 @@ from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
 from crfield.patterns.measures import Loss, mask_scores
 from crfield.patterns.model import PatternCRF
-from crfield.patterns.sampling import Chains
+from crfield.patterns.sampling import ORDER_OF_IMAGES, Chains
 from crfield.patterns.task import Task, as_losses, checked_task, purpose_of
 
 _DECAYS = (0.9, 0.999)  # of Adam's averages
 _LEAST_SHARE = 0.01  # of the unary weight, that a pairwise weight starts from
+_TRADEOFFS = ("unary_weight", "pairwise_weights")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +46,9 @@ class PatternLearningResult:
 
     model : of the best epoch by validation, or of the last one without a validation set.
     last_model : of the last epoch.
-    losses : mean loss of the samples in each epoch.
-    scores : mean IoU of the MAP labels on the validation set before the first and after each epoch.
+    losses : (n_epochs,), mean loss of the samples in each epoch.
+    scores : (n_epochs + 1,), mean IoU of the MAP labels on the validation set before the first and
+        after each epoch.
     best_epoch : epochs until `model`.
     """
 
@@ -64,7 +67,7 @@ def learn_patterns(
     weight_decay: float = 0.0, seed: int = 0, checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = True, progress: bool = False, threads: int | None = None,
 ) -> PatternLearningResult:
-    """Learn patterns, biases and trade-offs jointly from images and their masks.
+    """Learn patterns, biases and trade-offs jointly from images and masks (CHOPP section 4.3).
 
     Parameters
     ----------
@@ -83,7 +86,8 @@ def learn_patterns(
     weight_decay : pulls patterns and image weights to 0, as a share of them each step.
     seed : of the order of images and of all samples.
     checkpoint : a file that keeps the state after every epoch; a run that was killed and started
-        again with the same arguments goes on from there, to the same result.
+        again with the same arguments goes on from there, to the same result. A loss of your own is
+        told from others by the name of its function alone.
     resume : whether to go on from an existing checkpoint.
     progress : show a progress bar.
     threads : native threads, all usable cores by default.
@@ -94,19 +98,23 @@ def learn_patterns(
             "pass a list of them."
         )
     names = (learn,) if isinstance(learn, str) else tuple(learn)
-    if "pairwise_weights" in names and isinstance(model, PatternCRF) and model.unary_weight > 0:
+    if "pairwise_weights" in names and isinstance(model, PatternCRF):
         weights = model.pairwise_weights
-        least = _LEAST_SHARE * model.unary_weight
+        least = _LEAST_SHARE * (model.unary_weight if model.unary_weight > 0 else 1.0)
         model = replace(model, pairwise_weights=np.where(weights > 0, weights, least))
     task = checked_task(
         model, inputs, masks, validation, loss, objective, names, n_chains, batch_size,
         learning_rate, weight_decay, seed, threads,
     )
-    purpose = purpose_of(model, task)
     total = as_count(n_epochs, "n_epochs", 0)
+    state, purpose = None, {}
     if checkpoint is not None:
         check_writable(Path(checkpoint))
-    state = read_progress(checkpoint, purpose) if checkpoint is not None and resume else None
+        purpose = purpose_of(model, task)
+        shape = (len(task.inputs), task.n_chains, *task.inputs.grid)
+        state = (
+            read_progress(checkpoint, purpose, parameters_of(model), shape) if resume else None
+        )
     if state is None:
         state = _start(model, task)
     if state.epoch > total:
@@ -146,7 +154,8 @@ def _start(model: PatternCRF, task: Task) -> Progress:
 
 def _run_epoch(model: PatternCRF, task: Task, state: Progress) -> Progress:
     """One pass over the images in random order."""
-    order = np.random.default_rng([task.seed, 1, state.epoch]).permutation(len(task.inputs))
+    rng = np.random.default_rng([ORDER_OF_IMAGES, task.seed, state.epoch])
+    order = rng.permutation(len(task.inputs))
     chains = Chains(state.chains, seed=task.seed, n_passes=state.n_passes)
     parameters, step = state.parameters, state.step
     mean, square = state.mean, state.square
@@ -156,7 +165,9 @@ def _run_epoch(model: PatternCRF, task: Task, state: Progress) -> Progress:
         current = with_parameters(model, parameters)
         gradient, loss = _gradient(current, task, chains, rows)
         step += 1
-        parameters, mean, square = _adam(parameters, gradient, mean, square, step, task)
+        with np.errstate(over="ignore", invalid="ignore"):  # noticed below
+            parameters, mean, square = _adam(parameters, gradient, mean, square, step, task)
+        _check_course(parameters, task)
         losses.append(loss * len(rows))
     scores, best, best_epoch = list(state.scores), parameters, state.epoch + 1
     if task.validation is not None:
@@ -212,6 +223,17 @@ def _adam(
             value = value * (1 - rate * task.weight_decay)
         moved[name] = np.asarray(value - rate * change, parameters[name].dtype)
     return moved, mean, square
+
+
+def _check_course(parameters: Parameters, task: Task) -> None:
+    """Refuse to go on with parameters that no model may have; trade-offs are logarithms."""
+    for name in task.groups:
+        limit = math.log(LARGEST_COST) if name in _TRADEOFFS else LARGEST_COST
+        if not np.abs(parameters[name]).max(initial=0.0) <= limit:
+            raise InputError(
+                f"learning_rate must be small enough for the {name.replace('_', ' ')} to stay "
+                f"finite, got {task.learning_rate:g}; divide it by 10."
+            )
 
 
 def _score(model: PatternCRF, task: Task) -> float:

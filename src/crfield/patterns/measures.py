@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_choice
+from crfield._validate import InputError, as_array, as_choice
 
 Loss = Callable[[NDArray[Any], NDArray[Any]], NDArray[np.float64]]
 
 
 def mask_scores(labels: Any, masks: Any) -> NDArray[np.float64]:
-    """Intersection over union of each image's foreground, (B,); 1 where both masks are empty.
+    """|y and t| / |y or t| of each image's foreground, (B,); 1 where both masks are empty.
 
     labels, masks : (B, ...) of 0 and 1.
     """
@@ -49,10 +50,10 @@ def as_loss(loss: str | Loss) -> Loss:
 
 
 def _as_foreground(values: Any) -> NDArray[np.bool_]:
-    array = np.asarray(values)
+    array = as_array(values, "labels and masks")
     if array.ndim < 2 or array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
         raise InputError(
             f"labels and masks must hold 0 and 1 in shape (B, ...), got dtype {array.dtype} and "
             f"shape {array.shape}; a single image needs a leading axis of 1."
         )
-    return np.asarray(array.reshape(len(array), -1) != 0)
+    return np.asarray(array.reshape(len(array), math.prod(array.shape[1:])) != 0)

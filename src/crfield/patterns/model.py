@@ -22,16 +22,21 @@ from crfield._validate import (
     as_floats,
     as_scalar,
     check_finite,
+    check_magnitude,
+    check_memory,
     first_index,
 )
-from crfield.patterns._checks import as_grid, as_nonnegative, as_vector
-from crfield.patterns.inputs import PatternInputs, disagreements
+from crfield.graphcut._checks import check_not_negative
+from crfield.patterns._checks import as_grid, as_vector
+from crfield.patterns.inputs import PatternInputs, disagreement_costs
 from crfield.patterns.potential import PatternPotential
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GridModel:
     """Unary and Potts costs on a grid, with trade-off weights.
+
+    Methods take labels y (B, H, W) and the inputs of B images.
 
     unary_weight : l^u.
     pairwise_weights : l_k >= 0 (K,), one for each type of pairwise terms of the inputs.
@@ -64,7 +69,9 @@ class GridModel:
         """l^u u_i(l), (B, H, W, L), in the wider of the types of the costs and of the patterns."""
         types = [patterns.dtype for _, patterns in self.potentials]
         costs = inputs.costs.astype(np.result_type(inputs.costs, *types))
-        costs *= costs.dtype.type(self.unary_weight)
+        with np.errstate(over="ignore"):  # which is refused
+            costs *= costs.dtype.type(self.unary_weight)
+        check_magnitude(costs, "unary_weight times costs")
         return costs
 
     def unary_costs(self, labels: Any, inputs: PatternInputs) -> NDArray[np.float64]:
@@ -77,16 +84,17 @@ class GridModel:
         maps = self.as_labels(labels, inputs)
         if inputs.pairwise is None:
             return np.zeros((len(maps), 0))
-        p = inputs.pairwise
-        cut = disagreements(maps, p.shape[2]).reshape(len(maps), -1, 1).astype(p.dtype)
-        return np.asarray((p.reshape(*p.shape[:2], -1) @ cut)[..., 0], np.float64)
+        return disagreement_costs(maps, inputs.pairwise)
 
     def edge_weights(self, inputs: PatternInputs) -> FloatArray:
         """sum_k l_k p^k, (B or 1, n_offsets, H, W): the Potts costs of a graph cut."""
         if inputs.pairwise is None:
             return np.zeros((1, 2, *inputs.grid), inputs.costs.dtype)
         weights = self.pairwise_weights.astype(inputs.pairwise.dtype)
-        return np.asarray(np.einsum("k,bkohw->bohw", weights, inputs.pairwise))
+        with np.errstate(over="ignore"):  # which is refused
+            total = np.asarray(np.einsum("k,bkohw->bohw", weights, inputs.pairwise))
+        check_magnitude(total, "pairwise_weights times pairwise")
+        return total
 
     def base_energies(self, labels: Any, inputs: PatternInputs) -> NDArray[np.float64]:
         """The unary and pairwise costs with their weights, (B,)."""
@@ -113,50 +121,56 @@ class GridModel:
                 f"weight, got {n_types}; give a weight of 0 to those that should not count."
             )
 
-    def as_labels(self, labels: Any, inputs: PatternInputs) -> NDArray[Any]:
-        """Labels as (B, H, W) integers; (B, I) is accepted too."""
-        array = as_array(labels, "labels")
+    def as_labels(
+        self, labels: Any, inputs: PatternInputs, name: str = "labels"
+    ) -> NDArray[Any]:
+        """Labels as (B, H, W) integers; (B, I) is accepted too; messages call them `name`."""
+        array = as_array(labels, name)
         n = len(inputs)
         if array.shape not in ((n, *self.grid), (n, self.grid[0] * self.grid[1])):
             raise InputError(
-                f"labels must have shape {(n, *self.grid)}, got {array.shape}; "
+                f"{name} must have shape {(n, *self.grid)}, got {array.shape}; "
                 "pass one label map an image."
             )
-        check_finite(array, "labels")
+        check_finite(array, name)
         whole = array if array.dtype.kind in "iu" else array.astype(np.intp)
         bad = (whole < 0) | (whole >= self.n_labels) | (whole != array)
         if bad.any():
             index = first_index(bad)
             raise InputError(
-                f"labels must be whole numbers in 0..{self.n_labels - 1}, got {array[index]} at "
+                f"{name} must be whole numbers in 0..{self.n_labels - 1}, got {array[index]} at "
                 f"index {index}; threshold or renumber them."
             )
         return whole.reshape(n, *self.grid)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model as safetensors with a JSON description; whole or not at all."""
+        """Write the model to `path`, safetensors with a JSON description; whole or not at all."""
         from crfield.patterns.files import save
 
         save(path, self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a model that `save` wrote."""
+        """Read a model that `save` wrote to `path`."""
         from crfield.patterns.files import load
 
         return load(path, cls)
 
     def _check_weights(self, known_grid: tuple[int, int] | None, n_visible: int | None) -> None:
-        object.__setattr__(self, "unary_weight", as_scalar(self.unary_weight, "unary_weight"))
+        unary_weight = as_scalar(self.unary_weight, "unary_weight")
+        check_magnitude(np.asarray(unary_weight), "unary_weight")
+        object.__setattr__(self, "unary_weight", unary_weight)
         weights = as_floats(self.pairwise_weights, "pairwise_weights", np.dtype(np.float64))
         if weights.ndim != 1:
             raise InputError(
                 f"pairwise_weights must have one number a type of terms, got shape "
                 f"{weights.shape}; pass a list, empty for none."
             )
-        object.__setattr__(self, "pairwise_weights", as_nonnegative(
+        check_not_negative(
             weights, "pairwise_weights", "graph cuts need terms that favour equal labels"
-        ))
+        )
+        check_magnitude(weights, "pairwise_weights")
+        object.__setattr__(self, "pairwise_weights", weights)
         if self.grid is None and known_grid is None:
             raise InputError("grid must be given, got None; pass (height, width) of the images.")
         grid = known_grid if self.grid is None else as_grid(self.grid)
@@ -172,7 +186,9 @@ class GridModel:
 
 @dataclass(frozen=True, eq=False)
 class PatternCRF(GridModel):
-    """A binary CRF with pattern potentials (eq. 5); holds parameters only.
+    """A binary CRF with pattern potentials (CHOPP eq. 5, as costs); holds parameters only.
+
+    E(y) = l^u sum_i u_i(y_i) + sum_k l_k sum_ij p^k_ij [y_i != y_j] - b'y + f(y; T).
 
     Parameters
     ----------
@@ -204,6 +220,7 @@ class PatternCRF(GridModel):
         )
         dtype = np.dtype(np.float32) if patterns is None else patterns.dtype
         bias = as_vector(self.visible_bias, self.grid[0] * self.grid[1], "visible_bias", dtype)
+        check_magnitude(bias, "visible_bias")
         object.__setattr__(self, "visible_bias", bias)
 
     @property
@@ -242,7 +259,7 @@ class PatternCRF(GridModel):
         return replace(self, patterns=None, visible_bias=0.0)
 
     def with_image_weights(self, n_features: int) -> PatternCRF:
-        """The same model with hidden biases that may depend on so many features of an image.
+        """The same model with hidden biases that may depend on `n_features` of an image.
 
         W0 starts at 0. Features of mean 0 whose squares sum to about 1 suit `learn_patterns`.
         """
@@ -251,8 +268,12 @@ class PatternCRF(GridModel):
                 "a model must have patterns for their biases to depend on the image, got none; "
                 "add them first, for example from pretrain."
             )
-        n = as_count(n_features, "n_features")
-        zeros = np.zeros((n, self.patterns.bias.size), self.patterns.dtype)
+        n, n_patterns = as_count(n_features, "n_features"), self.patterns.bias.size
+        check_memory(
+            float(n) * n_patterns * self.patterns.dtype.itemsize,
+            f"A matrix of {n} features by {n_patterns} patterns", "use fewer features",
+        )
+        zeros = np.zeros((n, n_patterns), self.patterns.dtype)
         return replace(self, patterns=replace(self.patterns, image_weights=zeros))
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, as_floats, shown
+from crfield._validate import FloatArray, InputError, as_floats, check_magnitude, shown
 from crfield.patterns.inputs import PatternInputs
 from crfield.patterns.model import GridModel
 from crfield.patterns.potential import PatternPotential
@@ -22,6 +22,9 @@ from crfield.patterns.potential import PatternPotential
 @dataclass(frozen=True, eq=False)
 class MultiLabelPatternCRF(GridModel):
     """A CRF over L labels in which each label's mask may have patterns; holds parameters only.
+
+    E(x) = l^u sum_i u_i(x_i) + sum_k l_k sum_ij p^k_ij [x_i != x_j] + sum_l (f_l(y^l) - b_l'y^l),
+    y^l_i = [x_i = l] (CHOPP eq. 5 for each label).
 
     Parameters
     ----------
@@ -53,6 +56,7 @@ class MultiLabelPatternCRF(GridModel):
         self._check_weights(next(iter(grids), None), next(iter(sizes), None))
         dtype = np.result_type(np.float32, *(p.dtype for p in known))
         bias = as_floats(self.visible_bias, "visible_bias", dtype)
+        check_magnitude(bias, "visible_bias")
         shape = (len(patterns), self.grid[0] * self.grid[1])
         if bias.shape not in ((), shape):
             raise InputError(

@@ -30,11 +30,15 @@ def pattern_tiles(
     columns, scale : patterns in a row, and pixels of the picture for one of a pattern.
     """
     height, width = as_grid(grid)
-    if not isinstance(patterns, Patterns) or patterns.n_visible != height * width:
+    if not isinstance(patterns, Patterns):
         raise InputError(
-            f"patterns must be Patterns of {height * width} labels, got "
-            f"{getattr(patterns, 'n_visible', type(patterns).__name__)}; pass the grid they "
-            "were learned on."
+            f"patterns must be Patterns, got {type(patterns).__name__}; "
+            "use to_dense() of convolutional ones."
+        )
+    if patterns.n_visible != height * width:
+        raise InputError(
+            f"grid must have as many pixels as the patterns have labels, {patterns.n_visible}, "
+            f"got {height} x {width}; pass the grid they were learned on."
         )
     weights = patterns.weights.T.astype(np.float64)
     order = np.argsort(-np.square(weights).sum(1), kind="stable")[: as_count(n, "n")]

@@ -9,12 +9,11 @@ image and windows that slide over it is W alone; everything else is here, once.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,19 +25,22 @@ from crfield._validate import (
     as_count,
     as_floats,
     as_scalar,
+    check_magnitude,
     shown,
 )
-from crfield.patterns._checks import as_masks, as_nonnegative, as_rows, as_vector
+from crfield.graphcut._checks import check_not_negative
+from crfield.patterns._checks import Temperature, as_masks, as_rows, as_temperature, as_vector
 from crfield.patterns.hidden import HiddenPosterior, HiddenRule, hidden_rule, posterior
 
 COMPOSITIONS = ("sum", "min")
 
-Temperature = float | Literal["zero"]
-
 
 @dataclass(frozen=True, eq=False)
 class PatternPotential(ABC):
-    """f(y; T) with activations a(y, x) = c(x) + W'y, c(x) = c0 + W0'phi(x) (section 4.1).
+    """f(y; T) with activations a(y, x) = c(x) + W'y, c(x) = c0 + W0'phi(x) (CHOPP section 4.1).
+
+    Methods take label maps y (B, I), features phi (B, F) where there are image weights, and hidden
+    units h (B, n_hidden) with a factor `scale` (B,), 1 by default.
 
     weights : W (I, J), or what it is made of; float32 or float64, and the others take its type.
     bias : c0 (J,), or one number for all.
@@ -47,6 +49,8 @@ class PatternPotential(ABC):
     max_active : at most so many hidden units are active, None for no limit; for "sum" only.
     sparsity : cost >= 0 of each active hidden unit, taken off its bias.
     image_weights : W0 (F, J), or None for biases that do not depend on the image.
+
+    Arrays that have the right type already are kept, not copied; leave them as they are.
     """
 
     weights: FloatArray
@@ -108,7 +112,7 @@ class PatternPotential(ABC):
 
     @property
     def parameters(self) -> dict[str, FloatArray]:
-        """"weights", "bias" and, where there are any, "image_weights"."""
+        """"weights" W, "bias" (J,) and, where there are any, "image_weights" (F, J)."""
         found = {"weights": self.weights, "bias": self.bias}
         return found if self.image_weights is None else {
             **found, "image_weights": self.image_weights
@@ -125,7 +129,7 @@ class PatternPotential(ABC):
     @cached_property
     def rule(self) -> HiddenRule:
         """Which h are allowed."""
-        return hidden_rule(self.composition, self.max_active)
+        return hidden_rule(self.composition, self.max_active, self.n_hidden)
 
     @property
     def _t(self) -> float:
@@ -153,7 +157,7 @@ class PatternPotential(ABC):
         return self._spread(c)
 
     def energies(self, y: Any, features: Any = None) -> NDArray[np.float64]:
-        """f(y; T), (B,): eq. 4."""
+        """f(y; T) = -T log sum_h exp((c + W'y)'h / T), (B,): CHOPP eq. 4."""
         return -self.rule.log_partition(self.activations(y, features), self._t)
 
     def posterior(self, activations: FloatArray) -> HiddenPosterior:
@@ -170,7 +174,7 @@ class PatternPotential(ABC):
     def sample_hidden(
         self, y: Any, rng: np.random.Generator, features: Any = None
     ) -> NDArray[np.uint8]:
-        """One draw of h (B, n_hidden) from eq. 10 for each row."""
+        """One draw of h (B, n_hidden) from eq. 10 for each row, with random numbers of `rng`."""
         return self.rule.sample(self.activations(y, features), self._t, rng)
 
     def lower_bound(
@@ -212,10 +216,8 @@ class PatternPotential(ABC):
             )
         n_patterns = weights.shape[-1]
         as_choice(self.composition, "composition", COMPOSITIONS)
-        sparsity = as_nonnegative(
-            np.asarray(as_scalar(self.sparsity, "sparsity")), "sparsity",
-            "raise the bias to make units more active",
-        )
+        sparsity = np.asarray(as_scalar(self.sparsity, "sparsity"))
+        check_not_negative(sparsity, "sparsity", "raise the bias to make units more active")
         if self.max_active is not None and self.composition == "min":
             raise InputError(
                 f"max_active must be None with composition 'min', got {shown(self.max_active)}; "
@@ -237,6 +239,9 @@ class PatternPotential(ABC):
                     f"{image_weights.shape}; transpose it if its rows are the patterns."
                 )
             stored["image_weights"] = image_weights
+        for name in ("weights", "bias", "sparsity", "image_weights"):
+            if name in stored:
+                check_magnitude(np.asarray(stored[name]), name)
         for name, value in stored.items():
             object.__setattr__(self, name, value)
 
@@ -283,19 +288,3 @@ class Patterns(PatternPotential):
 
     def _spread(self, c: FloatArray) -> FloatArray:
         return c
-
-
-def as_temperature(value: Any) -> Temperature:
-    """A number T > 0 or the word "zero"."""
-    if isinstance(value, str) and value == "zero":
-        return "zero"
-    try:
-        number = math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise InputError(
-            f"temperature must be a positive number or 'zero', got {shown(value)}; "
-            "use 1 to sum the hidden units out and 'zero' to maximise them out."
-        )
-    return number

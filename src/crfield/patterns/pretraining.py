@@ -21,11 +21,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_array, as_choice, as_count, as_scalar, check_finite
-from crfield.patterns._checks import as_masks
+from crfield._validate import (
+    LARGEST_COST,
+    InputError,
+    as_array,
+    as_choice,
+    as_count,
+    check_finite,
+    check_memory,
+)
+from crfield.patterns._checks import (
+    as_masks,
+    as_nonnegative_scalar,
+    as_positive_scalar,
+    as_share,
+)
+from crfield.patterns.mixtures import cluster_patterns, log_odds, smooth_mean
 from crfield.patterns.model import PatternCRF
 from crfield.patterns.potential import COMPOSITIONS, Patterns
-from crfield.variability import k_means
 
 Array = NDArray[np.float32]
 Number = np.float32
@@ -41,8 +54,8 @@ class PretrainedPatterns:
 
     patterns : W and c, float32, temperature 1.
     visible_bias : b (I,) float32, to be given to the `PatternCRF` together with the patterns.
-    reconstruction_errors : after each epoch, the mean of (v - p(v | h))^2 with h drawn given v, on
-        at most 500 of the masks; empty for "min".
+    reconstruction_errors : (n_epochs,), the mean of (v - p(v | h))^2 with h drawn given v, on at
+        most 500 of the masks; empty for "min".
     """
 
     patterns: Patterns
@@ -54,7 +67,7 @@ class PretrainedPatterns:
         return replace(model, patterns=self.patterns, visible_bias=self.visible_bias)
 
     def log_scores(self, masks: Any) -> NDArray[np.float64]:
-        """log p(v) + log Z = b'v - f(v; 1), (n,): eq. 3."""
+        """log p(v) + log Z = b'v - f(v; 1), (n,), of masks v (n, I): CHOPP eq. 3."""
         y = as_masks(masks, self.patterns.n_visible, "masks")
         return np.asarray(y @ self.visible_bias.astype(np.float64) - self.patterns.energies(y))
 
@@ -99,18 +112,26 @@ def pretrain(
     n_hidden = as_count(n_hidden, "n_hidden")
     rng = np.random.default_rng(as_count(seed, "seed", 0))
     if composition == "min":
-        return _cluster_patterns(rows, n_hidden, _positive(smoothing, "smoothing"), rng)
+        patterns = cluster_patterns(rows, n_hidden, as_positive_scalar(smoothing, "smoothing"), rng)
+        return PretrainedPatterns(patterns, np.zeros(rows.shape[1], np.float32), np.zeros(0))
     schedule = _Schedule(
-        as_count(n_epochs, "n_epochs"), _positive(learning_rate, "learning_rate"),
-        _share(momentum, "momentum", 0.0),
+        as_count(n_epochs, "n_epochs"), as_positive_scalar(learning_rate, "learning_rate"),
+        as_share(momentum, "momentum", 0.0),
     )
     penalties = _Penalties(
-        _at_least_zero(weight_decay, "weight_decay"),
-        None if sparsity_target is None else _share(sparsity_target, "sparsity_target"),
-        _at_least_zero(sparsity_weight, "sparsity_weight"),
+        as_nonnegative_scalar(weight_decay, "weight_decay"),
+        None if sparsity_target is None else as_share(sparsity_target, "sparsity_target"),
+        as_nonnegative_scalar(sparsity_weight, "sparsity_weight"),
     )
     batch_size, n_steps = as_count(batch_size, "batch_size"), as_count(n_steps, "n_steps")
     n_particles = as_count(n_particles, "n_particles")
+    n_drawn = min(batch_size, len(rows)) + (n_particles if persistent else 0)
+    # Weights, their step, gradient and two intermediates; four arrays of all units of each mask.
+    check_memory(
+        20.0 * rows.shape[1] * n_hidden + 16.0 * n_drawn * (rows.shape[1] + n_hidden),
+        f"Learning {n_hidden} patterns from batches of {n_drawn} masks",
+        "use fewer patterns or particles, or a smaller batch_size",
+    )
     machine = Machine.start(rows, n_hidden, rng)
     step = Machine(*(np.zeros_like(part) for part in machine.parts))
     particles = rows[rng.integers(len(rows), size=n_particles)] if persistent else None
@@ -154,7 +175,7 @@ class Machine:
         """Small random weights; visible units on as often as in the masks."""
         weights = rng.standard_normal((rows.shape[1], n_hidden), np.float32) * _FIRST_WEIGHTS
         return cls(
-            weights.astype(np.float32), _log_odds(_smooth_mean(rows)).astype(np.float32),
+            weights.astype(np.float32), log_odds(smooth_mean(rows)).astype(np.float32),
             np.zeros(n_hidden, np.float32),
         )
 
@@ -218,7 +239,7 @@ class _Schedule:
                 self.momentum
             )
             rate = self.learning_rate * (1 - number / self.n_epochs)
-            yield np.float32(rate), np.float32(momentum)
+            yield np.float32(min(rate, LARGEST_COST)), np.float32(momentum)
 
 
 @dataclass(frozen=True)
@@ -241,37 +262,6 @@ class _Penalties:
             gradient.weights[...] -= np.outer(batch.mean(0), excess)
 
 
-def _cluster_patterns(
-    rows: Array, n_clusters: int, smoothing: float, rng: np.random.Generator
-) -> PretrainedPatterns:
-    """A mixture of the clusters of the masks as patterns of which one is active."""
-    if n_clusters > len(rows):
-        raise InputError(
-            f"n_hidden must not exceed the number of masks for composition 'min', got {n_clusters} "
-            f"for {len(rows)}; use fewer patterns."
-        )
-    clusters = k_means(rows.astype(np.float64), n_clusters, rng)
-    sizes = np.bincount(clusters, minlength=n_clusters)
-    sums = np.stack([rows[clusters == k].sum(0, dtype=np.float64) for k in range(n_clusters)])
-    sums, sizes = sums[sizes > 0], sizes[sizes > 0]  # copies of one mask share a cluster
-    means = (sums + smoothing * _smooth_mean(rows)) / (sizes + smoothing)[:, None]
-    bias = np.log(sizes / len(rows)) + np.log1p(-means).sum(1)
-    weights = _log_odds(means).T.astype(np.float32)
-    return PretrainedPatterns(
-        Patterns(np.ascontiguousarray(weights), bias, composition="min"),
-        np.zeros(rows.shape[1], np.float32), np.zeros(0),
-    )
-
-
-def _smooth_mean(rows: Array) -> NDArray[np.float64]:
-    """The mean mask (I,) with one pixel of either kind added, so that no log-odds are infinite."""
-    return np.asarray((rows.sum(0, dtype=np.float64) + 1) / (len(rows) + 2))
-
-
-def _log_odds(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(np.log(p) - np.log1p(-p))
-
-
 def _sigmoid(x: Array) -> Array:
     half = np.float32(0.5)
     return np.asarray(half + half * np.tanh(half * x))
@@ -292,24 +282,3 @@ def _as_rows(masks: Any) -> Array:
         )
     check_finite(array, "masks")
     return as_masks(array, math.prod(array.shape[1:]), "masks").astype(np.float32)
-
-
-def _positive(value: Any, name: str) -> float:
-    number = as_scalar(value, name)
-    if number <= 0:
-        raise InputError(f"{name} must be positive, got {number:g}; use a small number above 0.")
-    return number
-
-
-def _at_least_zero(value: Any, name: str) -> float:
-    number = as_scalar(value, name)
-    if number < 0:
-        raise InputError(f"{name} must not be negative, got {number:g}; use 0 for none.")
-    return number
-
-
-def _share(value: Any, name: str, lowest: float = 1e-6) -> float:
-    number = as_scalar(value, name)
-    if not lowest <= number < 1:
-        raise InputError(f"{name} must be between 0 and 1, got {number:g}; try 0.1.")
-    return number

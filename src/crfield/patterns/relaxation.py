@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._validate import FloatArray, InputError, check_memory, shown
-from crfield.patterns.inputs import PatternInputs, neighbours
+from crfield.patterns.inputs import PatternInputs, grid_edges
 from crfield.patterns.model import PatternCRF
 from crfield.patterns.potential import PatternPotential
 
@@ -46,7 +46,10 @@ class RelaxationResult:
 
 
 def relax(model: PatternCRF, inputs: PatternInputs) -> RelaxationResult:
-    """Bound the least energy of each image, and round the solution to labels; needs SciPy."""
+    """Bound the least energy of each image, and round the solution to labels; needs SciPy.
+
+    model, inputs : as for `infer`.
+    """
     if not isinstance(model, PatternCRF) or model.patterns is None:
         raise InputError(
             f"model must be a PatternCRF with patterns, got {type(model).__name__} without; "
@@ -127,7 +130,8 @@ class _Program:
         active[0, n_visible + len(tails) : n_visible + len(tails) + n_hidden] = 1.0
         self._active = active
         self._equal = patterns.composition == "min"
-        self._most = 1 if self._equal else patterns.max_active
+        most = patterns.max_active
+        self._most = None if most is None else min(most, n_hidden)
 
     def solve(
         self, costs: FloatArray, weights: FloatArray, bias: FloatArray
@@ -156,13 +160,11 @@ def _edges(
     grid: tuple[int, int], n_offsets: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
     """Which entries of (n_offsets, H, W) are edges, and the pixels that they join, in order."""
-    height, width = grid
-    rows, columns = np.indices(grid)
-    inside, heads = [], []
-    for down, across in neighbours(n_offsets):
-        to_row, to_column = rows + down, columns + across
-        inside.append((to_row < height) & (to_column >= 0) & (to_column < width))
-        heads.append(to_row * width + to_column)
-    mask = np.array(inside)
-    pixels = np.broadcast_to(rows * width + columns, mask.shape)
-    return mask, pixels[mask], np.array(heads)[mask]
+    pixels = np.arange(grid[0] * grid[1]).reshape(grid)
+    mask = np.zeros((n_offsets, *grid), bool)
+    tails, heads = [], []
+    for plane, (here, there) in zip(mask, grid_edges(grid, n_offsets), strict=True):
+        plane[here] = True
+        tails.append(pixels[here].ravel())
+        heads.append(pixels[there].ravel())
+    return mask, np.concatenate(tails), np.concatenate(heads)

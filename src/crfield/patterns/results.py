@@ -55,7 +55,7 @@ class PatternResult:
         return PatternStatus.CONVERGED if self.converged.all() else PatternStatus.MAX_ITER
 
     def better(self, other: PatternResult) -> PatternResult:
-        """For each image the result with the lower energy; this one where they are equal."""
+        """For each image the lower in energy of this result and the `other`; this where equal."""
         wins = other.scores[-1] > self.scores[-1]
         n_steps = max(len(self.scores), len(other.scores))
         return PatternResult(

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._validate import FloatArray, InputError, as_choice, as_floats
-from crfield.patterns._checks import as_masks, as_nonnegative, as_vector
+from crfield.graphcut._checks import check_not_negative
+from crfield.patterns._checks import as_masks, as_vector
 from crfield.patterns.potential import COMPOSITIONS, Patterns
 
 
@@ -60,9 +61,8 @@ class DeviationPatterns:
         """Patterns with targets (J, I) in {0, 1}: d_j(y) = sum_i costs_ji [y_i != targets_ji]."""
         shape = np.shape(targets)
         masks = as_masks(targets, int(np.prod(shape[1:])), "targets")
-        each = as_nonnegative(
-            as_floats(costs, "costs"), "costs", "flip the target where deviating is better"
-        )
+        each = as_floats(costs, "costs")
+        check_not_negative(each, "costs", "flip the target where deviating is better")
         if each.shape not in ((), shape, masks.shape):
             raise InputError(
                 f"costs must have the shape of the targets {shape}, got {each.shape}; "

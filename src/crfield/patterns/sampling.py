@@ -15,20 +15,24 @@ from numpy.typing import NDArray
 
 from crfield import _native
 from crfield._parallel import thread_count
-from crfield._validate import InputError, as_count
-from crfield.patterns._checks import as_masks
+from crfield._validate import InputError, as_array, as_count, check_memory, shown
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
 from crfield.patterns.model import PatternCRF
+from crfield.variability import check_binary
 
 Rows = NDArray[np.intp]
+
+# NumPy pads seeds with zeros, so that [s, 1] and [s, 1, 0] are one; ours start with what is drawn.
+HIDDEN_UNITS, ORDER_OF_IMAGES = 1, 2
 
 
 class Chains:
     """Markov chains that go on from where they are, some for each image of a batch.
 
     What they draw depends on the seed, the number of passes so far and the place of an image in the
-    batch, not on the number of threads.
+    batch, with patterns also on which images move together and in which order; not on the number of
+    threads.
 
     labels : (B, n_chains, H, W) uint8, where they are.
     seed : of all draws.
@@ -36,15 +40,14 @@ class Chains:
     """
 
     def __init__(self, labels: Any, *, seed: int = 0, n_passes: int = 0) -> None:
-        array = np.asarray(labels)
+        array = as_array(labels, "labels")
         if array.ndim != 4 or array.size == 0:
             raise InputError(
                 f"labels must have shape (B, n_chains, height, width), got {array.shape}; "
                 "give every image at least one chain."
             )
-        n = array.shape[2] * array.shape[3]
-        checked = as_masks(array.reshape(-1, n), n)
-        self.labels: NDArray[np.uint8] = checked.astype(np.uint8).reshape(array.shape)
+        check_binary(array, "labels")
+        self.labels: NDArray[np.uint8] = array.astype(np.uint8, order="C")
         self.seed = as_count(seed, "seed", 0, 2**63 - 1)
         self.n_passes = as_count(n_passes, "n_passes", 0, 2**63 - 1)
 
@@ -53,10 +56,18 @@ class Chains:
         cls, model: PatternCRF, inputs: PatternInputs, n_chains: int, *, seed: int = 0,
         threads: int | None = None,
     ) -> Chains:
-        """Chains at the labels that inference starts from, the MAP without patterns."""
+        """Chains at the labels that inference starts from, the MAP without patterns.
+
+        model, inputs : whose labels are sampled, `n_chains` for each image, from `seed`.
+        """
         check_samplable(model, inputs)
+        count = as_count(n_chains, "n_chains")
+        check_memory(
+            2.0 * len(inputs) * count * inputs.grid[0] * inputs.grid[1],
+            f"Sampling with {count} chains for each of {len(inputs)} images", "use fewer chains",
+        )
         first = infer(model.pairwise_only(), inputs, threads=threads).labels
-        copies = np.repeat(first[:, None], as_count(n_chains, "n_chains"), 1)
+        copies = np.repeat(first[:, None], count, 1)
         return cls(copies, seed=seed)
 
     def advance(
@@ -65,16 +76,19 @@ class Chains:
     ) -> NDArray[np.uint8]:
         """Some full passes, and the labels (b, n_chains, H, W) that they lead to.
 
+        model : the one that the chains were started with, or with other parameters.
         inputs : of all images, or of those numbered `rows`.
-        rows : (b,) which images' chains to move; all by default.
+        rows : (b,) numbers of the images whose chains to move, each once, or a mask of all images;
+            all by default.
         """
         check_samplable(model, inputs)
-        moved: Rows = np.arange(len(self.labels)) if rows is None else np.asarray(rows, np.intp)
+        moved = _as_image_numbers(rows, len(self.labels))
         if len(inputs) != len(moved) or inputs.grid != self.labels.shape[2:]:
             raise InputError(
                 f"inputs must be {len(moved)} images of size {self.labels.shape[2:]}, got "
                 f"{len(inputs)} of size {inputs.grid}; pass those whose chains are to move."
             )
+        _check_room(model, len(moved) * self.labels.shape[1])
         chosen = self.labels[moved]
         shape = chosen.shape
         flat = chosen.reshape(-1, *shape[2:])
@@ -88,7 +102,7 @@ class Chains:
         for _ in range(as_count(n_passes, "n_passes", 0)):
             given = log_odds
             if model.patterns is not None:
-                rng = np.random.default_rng([self.seed, self.n_passes])
+                rng = np.random.default_rng([HIDDEN_UNITS, self.seed, self.n_passes])
                 h = model.patterns.sample_hidden(flat.reshape(len(flat), -1), rng, features)
                 given = log_odds + model.patterns.to_visible(h).reshape(flat.shape)
             _native.sweep_grids(
@@ -104,9 +118,38 @@ def sample(
     model: PatternCRF, inputs: PatternInputs, *, n_chains: int = 1, n_passes: int = 100,
     seed: int = 0, threads: int | None = None,
 ) -> NDArray[np.uint8]:
-    """Label maps (B, n_chains, H, W) after some passes of block Gibbs sampling."""
+    """Label maps (B, n_chains, H, W) after `n_passes` passes of block Gibbs sampling.
+
+    model, inputs : as for `infer`; the same seed gives the same maps, whatever `threads`.
+    """
     chains = Chains.start(model, inputs, n_chains, seed=seed, threads=threads)
     return chains.advance(model, inputs, n_passes=n_passes, threads=threads)
+
+
+def _as_image_numbers(rows: Any, n: int) -> Rows:
+    if rows is None:
+        return np.arange(n)
+    given = as_array(rows, "rows")
+    if given.dtype.kind == "b" and given.shape == (n,):
+        return np.flatnonzero(given)
+    if (
+        given.dtype.kind not in "iu" or given.ndim != 1 or given.size == 0
+        or given.min() < 0 or given.max() >= n or len(np.unique(given)) < len(given)
+    ):
+        raise InputError(
+            f"rows must be different whole numbers from 0 to {n - 1}, or a mask of {n} images, got "
+            f"{shown(rows)}; name each image whose chains are to move once."
+        )
+    return given.astype(np.intp)
+
+
+def _check_room(model: PatternCRF, n_chains: int) -> None:
+    """Refuse a pass that memory has no room for: log-odds thrice, and what h is drawn from."""
+    n_hidden = 0 if model.patterns is None else model.patterns.n_hidden
+    check_memory(
+        float(n_chains) * (25 * model.visible_bias.size + 33 * n_hidden),
+        f"A pass of {n_chains} chains", "use fewer chains, or fewer images at a time",
+    )
 
 
 def check_samplable(model: PatternCRF, inputs: PatternInputs) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_choice, as_count, as_scalar, shown
+from crfield._validate import InputError, as_choice, as_count, as_scalar, check_memory, shown
 from crfield.patterns._checks import as_masks
+from crfield.patterns.files import describe
 from crfield.patterns.gradients import GROUPS, parameters_of
 from crfield.patterns.inputs import PatternInputs
-from crfield.patterns.measures import Loss, as_loss
+from crfield.patterns.measures import LOSSES, Loss, as_loss
 from crfield.patterns.model import PatternCRF
 from crfield.patterns.sampling import check_samplable
 
@@ -51,6 +54,11 @@ def checked_task(
         )
     for name in names:
         as_choice(name, "learn", GROUPS)
+    if "unary_weight" in names and not model.unary_weight > 0:
+        raise InputError(
+            f"unary_weight must be positive to be learned, got {model.unary_weight:g}; "
+            "give the unary costs the other sign, or leave it out of learn."
+        )
     present = parameters_of(model)
     least = 2 if as_choice(objective, "objective", OBJECTIVES) == "expected_loss" else 1
     rate = as_scalar(learning_rate, "learning_rate")
@@ -60,11 +68,24 @@ def checked_task(
             f"learning_rate must be positive and weight_decay not negative, got {rate:g} and "
             f"{decay:g}; 0.001 and 0 are a start."
         )
+    chains, batch = as_count(n_chains, "n_chains", least), as_count(batch_size, "batch_size")
+    _check_room(inputs, chains, min(batch, len(inputs)))
     return Task(
         inputs, _as_truth(masks, inputs, "masks"), _as_validation(validation, model),
         as_loss(loss), objective, tuple(n for n in GROUPS if n in names and n in present),
-        as_count(n_chains, "n_chains", least), as_count(batch_size, "batch_size"), rate, decay,
+        chains, batch, rate, decay,
         as_count(seed, "seed", 0), threads,
+    )
+
+
+def _check_room(inputs: PatternInputs, n_chains: int, n_images: int) -> None:
+    """Refuse batches of which memory cannot hold the inputs, a copy for each chain."""
+    arrays = [a for a in (inputs.costs, inputs.pairwise, inputs.features) if a is not None]
+    one_image = sum(a.nbytes / len(inputs) for a in arrays if len(a) == len(inputs))
+    check_memory(
+        2 * one_image * n_chains * n_images,
+        f"Learning with {n_chains} chains for each of {n_images} images",
+        "use fewer chains or a smaller batch_size",
     )
 
 
@@ -93,23 +114,41 @@ def _as_truth(masks: Any, inputs: PatternInputs, name: str) -> NDArray[np.uint8]
 
 
 def purpose_of(model: PatternCRF, task: Task) -> dict[str, Any]:
-    """What a checkpoint belongs to: settings, and a digest of model and data."""
-    digest = hashlib.sha256()
-    for name, value in sorted(parameters_of(model).items()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    for inputs, masks in ((task.inputs, task.masks), task.validation or (None, None)):
-        if inputs is None:
+    """What a checkpoint belongs to: settings, and digests of model and data."""
+    data: dict[str, NDArray[Any]] = {}
+    sets = {"training": (task.inputs, task.masks), "validation": task.validation}
+    for title, given in sets.items():
+        if given is None:
             continue
-        for part in (inputs.costs, inputs.pairwise, inputs.features, masks):
-            digest.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
-            digest.update(b";")
+        inputs, masks = given
+        parts = {
+            "costs": inputs.costs, "pairwise": inputs.pairwise, "features": inputs.features,
+            "masks": masks,
+        }
+        data |= {f"{title}.{name}": part for name, part in parts.items() if part is not None}
     return {
-        "data": digest.hexdigest(), "objective": task.objective, "groups": list(task.groups),
-        "loss": getattr(task.loss, "__name__", "loss"), "n_chains": task.n_chains,
-        "batch_size": task.batch_size, "learning_rate": task.learning_rate,
-        "weight_decay": task.weight_decay, "seed": task.seed,
+        "model": _digest(*describe(model)), "data": _digest({}, data),
+        "objective": task.objective, "groups": list(task.groups), "loss": _name_of(task.loss),
+        "n_chains": task.n_chains, "batch_size": task.batch_size,
+        "learning_rate": task.learning_rate, "weight_decay": task.weight_decay, "seed": task.seed,
     }
+
+
+def _digest(description: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _name_of(loss: Loss) -> str:
+    """The word for one of our losses; for others, whose code cannot be compared, where it is."""
+    for word, known in LOSSES.items():
+        if loss is known:
+            return word
+    kind = loss if hasattr(loss, "__qualname__") else type(loss)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def as_losses(values: Any, n: int) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_count, as_scalar
+from crfield._validate import InputError, as_count, as_scalar, shown
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
 from crfield.patterns.measures import mask_scores
@@ -28,7 +28,11 @@ _SMALL_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Weights that were tried, and the mean score of the images with them."""
+    """Weights that were tried, and the mean score of the images with them.
+
+    unary_weight, pairwise_weights : of `PatternCRF`.
+    pattern_scale : factor on its patterns.
+    """
 
     unary_weight: float
     pairwise_weights: tuple[float, ...]
@@ -85,7 +89,7 @@ def choose_tradeoffs(
             "use 1."
         )
     search = _Search(
-        model, inputs, model.as_labels(masks, inputs), score,
+        model, inputs, model.as_labels(masks, inputs, "masks"), score,
         as_count(max_evaluations, "max_evaluations"), as_count(max_iter, "max_iter", 0), threads,
     )
     gain = as_scalar(min_gain, "min_gain")
@@ -145,7 +149,14 @@ class _Search:
         result = infer(
             self.with_weights(weights), self.inputs, max_iter=self.max_iter, threads=self.threads
         )
-        mean = float(np.mean(self.score(result.labels, self.masks)))
+        given = self.score(result.labels, self.masks)
+        scores = np.asarray(given)
+        if scores.dtype.kind not in "biuf" or scores.shape not in ((), (len(self.inputs),)):
+            raise InputError(
+                f"score must give a number for each of {len(self.inputs)} images, got "
+                f"{shown(given)}; return an array of shape ({len(self.inputs)},)."
+            )
+        mean = float(np.mean(scores))
         if not math.isfinite(mean):
             raise InputError(
                 f"score must give finite numbers, got a mean of {mean}; "

@@ -95,7 +95,7 @@ class ConstUnary(Unary):
 
 
 class LogisticUnary(Unary):
-    """The costs L f of a logistic model: weights `L` (labels, F), features `f` (F, N)."""
+    """The costs u = L f of a logistic model: weights `L` (labels, F), features `f` (F, N)."""
 
     def __init__(self, L: Any, f: Any) -> None:
         weights = as_rows(L, "L", (None, None)).T
@@ -113,7 +113,7 @@ class DenseCRF:
         self._terms: list[Term] = []
 
     def setUnary(self, u: Unary) -> None:
-        """Set the costs, a `ConstUnary` or a `LogisticUnary`."""
+        """Set the costs `u`, a `ConstUnary` or a `LogisticUnary`."""
         if not isinstance(u, Unary) or u.costs is None:
             raise InputError(
                 f"u must be a ConstUnary or a LogisticUnary, got {shown(u)}; "
@@ -141,6 +141,9 @@ class DenseCRF:
 
         compat : a number w attracts equal labels, cost -w; a vector v costs v_l for two labels l;
             a matrix M costs (M + M')/2.
+        kernel : accepted and, as in the original's inference, without effect.
+        normalization : of the kernel, one of NO_NORMALIZATION, NORMALIZE_BEFORE, NORMALIZE_AFTER
+            and NORMALIZE_SYMMETRIC.
         """
         _as_choice(kernel, "kernel", KernelType)
         rule = _as_choice(normalization, "normalization", NormalizationType)
@@ -158,7 +161,7 @@ class DenseCRF:
     def inference(self, niter: int) -> FloatArray:
         """Marginals (L, N) after `niter` steps from softmax(-u)."""
         return _meanfield.iterate(
-            self._costs(), self._terms, None, as_whole(niter, "niter")
+            self._costs(), self._terms, None, as_whole(niter, "niter", 0, 2**31 - 1)
         ).T
 
     def startInference(self) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -166,7 +169,7 @@ class DenseCRF:
         return self.inference(0), eigen.MatrixXf(), eigen.MatrixXf()
 
     def stepInference(self, Q: FloatArray, tmp1: Any = None, tmp2: Any = None) -> None:
-        """One step, which overwrites `Q`; the others are not needed."""
+        """One step, which overwrites `Q` (L, N); `tmp1` and `tmp2` are not needed."""
         if not isinstance(Q, np.ndarray) or Q.dtype.kind != "f" or not Q.flags.writeable:
             raise InputError(
                 f"Q must be a writable array of floats, got {shown(Q)}; "
@@ -176,7 +179,7 @@ class DenseCRF:
         Q[...] = _meanfield.iterate(unary, self._terms, self._marginals(Q), 1).T
 
     def klDivergence(self, Q: Any) -> float:
-        """What the original calls the KL divergence: sum q log q + q'u + q' Psi q.
+        """What the original calls the KL divergence: sum q log q + q'u + q' Psi q, q = `Q` (L, N).
 
         The pairs are not halved, which counts each of them twice, and log Z is left out.
         """
@@ -194,7 +197,7 @@ class DenseCRF:
 
 
 class DenseCRF2D(DenseCRF):
-    """A dense CRF over the pixels of an image, row after row; the width comes first."""
+    """A dense CRF over the pixels of an image, row after row; the width `w` comes before `h`."""
 
     def __init__(self, w: int, h: int, nlabels: int) -> None:
         self._w, self._h = as_whole(w, "w"), as_whole(h, "h")
@@ -204,7 +207,10 @@ class DenseCRF2D(DenseCRF):
         self, sxy: Any, compat: Any, kernel: int = DIAG_KERNEL,
         normalization: int = NORMALIZE_SYMMETRIC,
     ) -> None:
-        """Add a term on positions (x, y) divided by `sxy`, a number or one for x and one for y."""
+        """Add a term on positions (x, y) divided by `sxy`, a number or one for x and one for y.
+
+        The rest is as for `addPairwiseEnergy`.
+        """
         widths = as_widths(sxy, "sxy", 2)
         features = create_pairwise_gaussian(widths[::-1], (self._h, self._w))
         self.addPairwiseEnergy(features[::-1], compat, kernel, normalization)
@@ -213,7 +219,11 @@ class DenseCRF2D(DenseCRF):
         self, sxy: Any, srgb: Any, rgbim: Any, compat: Any, kernel: int = DIAG_KERNEL,
         normalization: int = NORMALIZE_SYMMETRIC,
     ) -> None:
-        """Add a term on positions (x, y) and the colours of an image (h, w, 3)."""
+        """Add a term on positions (x, y) and the colours of an image `rgbim` (h, w, 3).
+
+        They are divided by `sxy` and `srgb`, a number each or one a dimension; the rest is as for
+        `addPairwiseEnergy`.
+        """
         widths, colour_widths = as_widths(sxy, "sxy", 2), as_widths(srgb, "srgb", 3)
         image = as_array(rgbim, "rgbim")
         wanted = (self._h, self._w, 3)

@@ -42,7 +42,9 @@ def unary_from_labels(
 ) -> FloatArray:
     """Costs (L, N) from a label map: its label has probability `gt_prob`, others share the rest.
 
-    With `zero_unsure` labels count from 1, and 0 marks pixels that could be anything.
+    labels : N in all, of any shape.
+    n_labels : number of labels L.
+    zero_unsure : labels count from 1, and 0 marks pixels that could be anything.
     """
     n = as_whole(n_labels, "n_labels", 1, MAX_LABELS)
     p = as_scalar(gt_prob, "gt_prob")
@@ -69,7 +71,7 @@ def unary_from_labels(
 def unary_from_softmax(
     sm: Any, scale: float | None = None, clip: float | None = 1e-5
 ) -> FloatArray:
-    """Costs (L, N) = -log p from probabilities (L, ...).
+    """Costs (L, N) = -log p from probabilities `sm` (L, ...).
 
     `scale` mixes in the uniform distribution, scale p + (1 - scale) / L; then p is clipped to
     [clip, 1].
@@ -95,9 +97,10 @@ def unary_from_softmax(
     if clip is not None:
         floor = as_scalar(clip, "clip")
         # The smallest number of float32 is a floor that every logarithm survives.
-        if not np.finfo(FLOAT32).tiny <= floor <= 1.0:
+        smallest = float(np.finfo(FLOAT32).tiny)
+        if not smallest <= floor <= 1.0:
             raise InputError(
-                f"clip must be above {np.finfo(FLOAT32).tiny:.2g} and at most 1, got {floor:g}; "
+                f"clip must be above {smallest:.2g} and at most 1, got {floor:g}; "
                 "try 1e-5."
             )
         p = np.clip(p, floor, 1.0)
@@ -110,7 +113,7 @@ def unary_from_softmax(
 
 
 def create_pairwise_gaussian(sdims: Any, shape: Any) -> FloatArray:
-    """Features (D, N) of an n-D image: positions, rows first, divided by `sdims`."""
+    """Features (D, N) of an image of `shape`: positions, rows first, divided by `sdims`."""
     try:
         sizes = tuple(as_whole(size, "shape") for size in shape)
     except TypeError:
@@ -128,7 +131,9 @@ def create_pairwise_gaussian(sdims: Any, shape: Any) -> FloatArray:
 
 
 def create_pairwise_bilateral(sdims: Any, schan: Any, img: Any, chdim: int = -1) -> FloatArray:
-    """Features (D + C, N) of an n-D image: positions divided by `sdims`, then colours by `schan`.
+    """Features (D + C, N) of an image: positions divided by `sdims`, then colours by `schan`.
+
+    img : (*grid, C), or with the channels elsewhere.
 
     chdim : the axis of the channels; -1 for an image without one.
     """
@@ -144,7 +149,7 @@ def create_pairwise_bilateral(sdims: Any, schan: Any, img: Any, chdim: int = -1)
             f"img must have at least one channel, got shape {image.shape} with chdim={axis}; "
             "use create_pairwise_gaussian without one."
         )
-    if not sizes or (np.ndim(sdims) and len(sdims) != len(sizes)):
+    if not sizes or as_array(sdims, "sdims").shape not in ((), (len(sizes),)):
         raise InputError(
             f"sdims must have one width for each of the image's axes without the channels, got "
             f"{shown(sdims)} for shape {image.shape} with chdim={axis}; "
@@ -156,7 +161,7 @@ def create_pairwise_bilateral(sdims: Any, schan: Any, img: Any, chdim: int = -1)
 
 
 def compute_unary(labels: Any, M: int, GT_PROB: float = 0.5) -> FloatArray:
-    """Deprecated: `unary_from_labels`."""
+    """Deprecated: as `unary_from_labels`, with M labels and GT_PROB for `gt_prob`; (L, N)."""
     warnings.warn(
         "compute_unary is deprecated, use unary_from_labels", DeprecationWarning, stacklevel=2
     )
@@ -164,7 +169,7 @@ def compute_unary(labels: Any, M: int, GT_PROB: float = 0.5) -> FloatArray:
 
 
 def softmax_to_unary(sm: Any, GT_PROB: float = 1) -> FloatArray:
-    """Deprecated: `unary_from_softmax`, with GT_PROB as the scale and no clipping."""
+    """Deprecated: as `unary_from_softmax`, with GT_PROB as the scale and no clipping; (L, N)."""
     warnings.warn(
         "softmax_to_unary is deprecated, use unary_from_softmax", DeprecationWarning, stacklevel=2
     )

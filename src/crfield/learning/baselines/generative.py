@@ -21,7 +21,7 @@ from crfield.dense import DenseCRF, Pairwise
 from crfield.features import observe
 from crfield.kernels import Kernel
 from crfield.learning.baselines.search import Progress, Searched, grid_search
-from crfield.learning.objective import Example, Inference, check_example
+from crfield.learning.objective import Example, Inference, check_example, spacing_of
 from crfield.learning.parameters import Vector
 from crfield.losses import VOID
 from crfield.metrics import as_label_map
@@ -47,6 +47,8 @@ def generative_kernel(
 ) -> Searched:
     """Estimate one kernel's widths from pairs with equal labels, then search its Potts weight.
 
+    S = mean of (f_i - f_j)(f_i - f_j)' over pairs with one label, a baseline of KK13 section 5.2.
+
     Parameters
     ----------
     model : its term's kernel says which features, and whether a width is one number, one a
@@ -54,7 +56,8 @@ def generative_kernel(
     term : which of the model's terms.
     pairs : random pairs of pixels an image; all pairs with one label are equally likely, pixels
         without a label are in none.
-    weights : Potts weights to try; the other arguments are those of `grid_search`.
+    weights : Potts weights to try.
+    seed : of the pairs; the other arguments are those of `grid_search`.
     """
     if not model.terms:
         raise InputError("model must have pairwise terms, got none; add a Pairwise to estimate.")
@@ -101,7 +104,9 @@ def estimate_widths(
             labels.reshape(-1), count, np.random.default_rng([seed, index])
         )
         if len(first):
-            f = kernel.scaled_features(observe(labels.shape, example.image))
+            f = kernel.scaled_features(
+                observe(labels.shape, example.image, spacing=spacing_of(example))
+            )
             difference = f[first] - f[second]
             moments.append(difference.T @ difference / len(first))
     if not moments:

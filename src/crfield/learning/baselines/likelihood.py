@@ -50,6 +50,9 @@ def approximate_likelihood(
 ) -> Learned:
     """Climb the approximate log-likelihood a pixel by the compatibilities, kernels held fixed.
 
+    dl / dmu ~ 1/2 (-T'K_0 T + Q'K_0 Q), T the truth, Q the marginals, K_0 the kernel without
+    self-pairs (KK11 supplement, eq. 11).
+
     Its value is intractable, so that no line search is possible: every number has a step of its
     own, which follows the sign of the gradient alone. The report's losses stay empty and the last
     iterate is returned.

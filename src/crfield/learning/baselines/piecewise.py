@@ -29,7 +29,7 @@ def piecewise(
 
     Parameters
     ----------
-    model : where to start.
+    model : where to start; examples and inference are as for `learn`.
     groups : what to learn in the second stage, "compat", "kernel" or both.
     journal : two files are kept, with ".unary" and ".pairwise" added to this name.
     options : what else `learn` takes, for both stages.

@@ -34,6 +34,8 @@ class SearchReport(LearningReport):
     """Every candidate in the order of trial with its score; `best_iteration` points to the best.
 
     A search has no losses and no gradients; those lists stay empty.
+
+    candidates, scores : the models that were tried and their scores, one a trial.
     """
 
     candidates: list[DenseCRF] = field(default_factory=list)
@@ -42,7 +44,7 @@ class SearchReport(LearningReport):
 
 @dataclass(frozen=True)
 class Searched(Learned):
-    """The best candidate, the first among equals, and all that were tried."""
+    """The best candidate, the first among equals, and in the report all that were tried."""
 
     report: SearchReport
 
@@ -61,6 +63,8 @@ def grid_search(
     Parameters
     ----------
     models : the candidates, for example from `potts_grid`; taken one at a time.
+    examples : images with costs and true labels.
+    inference : how marginals are computed, by default `Inference()`.
     metric : "iou" (mean over labels), "accuracy" (share of pixels) or "class_accuracy".
     n_jobs : images at a time, through joblib.
     progress : called as progress(number, report) after each candidate; True stops.
@@ -89,7 +93,11 @@ def random_search(
     n_jobs: int = 1,
     progress: Progress | None = None,
 ) -> Searched:
-    """`grid_search` over models that sampler(rng) draws, for example one from `perturbed`."""
+    """`grid_search` over models that sampler(rng) draws, for example one from `perturbed`.
+
+    n_candidates, seed : how many are drawn, and from which random numbers; the other arguments are
+        those of `grid_search`.
+    """
     if not callable(sampler):
         raise InputError(
             f"sampler must be a function of a random generator, got {shown(sampler)}; "
@@ -121,7 +129,8 @@ def local_search(
     model : where to start, always the first candidate.
     groups : what to vary, of "unary", "compat" and "kernel"; positive numbers as logarithms.
     spread : size of the first simplex; 0.5 multiplies each positive number by 1.65 once.
-    max_evaluations : how many candidates to try at most.
+    max_evaluations : how many candidates to try at most; the other arguments are those of
+        `grid_search`.
     """
     try:
         from scipy.optimize import minimize
@@ -161,6 +170,7 @@ def potts_grid(
 
     Parameters
     ----------
+    n_labels : number of labels L.
     spatial : widths of a `Spatial` term; none leaves it out.
     bilateral : (sigma_xy, sigma_color) of a `Bilateral` term; none leaves it out.
     weights : Potts weights; each term takes every one of them.
@@ -187,6 +197,8 @@ def perturbed(
 ) -> Sampler:
     """A sampler around a model: positive numbers times exp(spread z), others plus spread z, z
     standard normal.
+
+    groups : what to vary, of "unary", "compat" and "kernel".
     """
     size = as_scalar(spread, "spread")
     parameters = _parameters(model, groups)

@@ -1,0 +1,92 @@
+"""Arrays of other packages as NumPy arrays, without importing any of those packages.
+
+Whose a value is, is told by the modules of its classes or by what it offers. xarray, zarr, dask and
+h5py arrays, memory maps and lists need nothing here: NumPy converts them as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class UnusableArray(ValueError):
+    """A value that has no array of numbers to give; the text says what it is and what to do."""
+
+
+def is_from(values: Any, package: str) -> bool:
+    """Whether a value is of a class of this package, or of one that inherits from such a class."""
+    return any(kind.__module__.partition(".")[0] == package for kind in type(values).__mro__)
+
+
+def is_spatial_image(values: Any) -> bool:
+    """Whether a value is a nibabel image: voxels (X, Y, Z[, C]) with an affine and a header."""
+    return all(hasattr(values, name) for name in ("dataobj", "affine", "header"))
+
+
+def plain_array(values: Any) -> Any:
+    """What `np.asarray` turns into the array that is meant: Pillow pictures upright and palettes as
+    indices, tensors from wherever they are, nibabel images as (Z, H, W[, C]).
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        if np.ma.is_masked(values):
+            raise UnusableArray(
+                "a masked array that hides entries; fill them with .filled(value) and tell where "
+                "they are by a mask"
+            )
+        return values.data
+    if is_from(values, "PIL") and hasattr(values, "getexif"):
+        from PIL import ImageOps
+
+        return ImageOps.exif_transpose(values)
+    if is_from(values, "torch") and hasattr(values, "detach"):
+        return _tensor_values(values)
+    if is_spatial_image(values):
+        return turned_voxels(values.dataobj)[0]
+    return values
+
+
+def turned_voxels(voxels: Any) -> tuple[NDArray[Any], int]:
+    """Voxels (X, Y, Z[, C]) or (X, Y) as (Z, H, W[, C]) or (H, W), and the number of grid axes."""
+    array = np.asarray(voxels)
+    if array.dtype.names is not None:  # NIfTI's RGB voxels are records of three bytes
+        array = np.stack([array[name] for name in array.dtype.names[:3]], axis=-1)
+    shape = array.shape
+    if len(shape) == 5 and shape[3] == 1:  # vector images leave the time axis at length one
+        array = array[:, :, :, 0]
+    if array.ndim == 4 and array.shape[3] == 1:
+        array = array[..., 0]
+    if not 2 <= array.ndim <= 4:
+        raise UnusableArray(
+            f"an image of shape {shape}, which has more than one axis of channels or less than two "
+            "of space; extract one volume from it"
+        )
+    spatial = min(array.ndim, 3)
+    turned = array.transpose(*reversed(range(spatial)), *range(spatial, array.ndim))
+    return np.ascontiguousarray(turned), spatial
+
+
+def voxel_spacing(image: Any, grid_dim: int) -> tuple[float, ...] | None:
+    """Size of a voxel of a nibabel image along (Z, H, W), where its header tells it."""
+    zooms = tuple(float(zoom) for zoom in image.header.get_zooms()[:grid_dim])
+    known = len(zooms) == grid_dim and all(0 < zoom < math.inf for zoom in zooms)
+    return zooms[::-1] if known else None
+
+
+def _tensor_values(tensor: Any) -> Any:
+    if str(tensor.layout) != "torch.strided":
+        raise UnusableArray("a sparse tensor; pass its .to_dense()")
+    if tensor.device.type == "meta":
+        raise UnusableArray("a tensor on the device meta, without values; pass one that has them")
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    try:
+        return plain.numpy()
+    except TypeError:  # NumPy has no bfloat16 and no floats of 8 bits
+        if not plain.is_floating_point():
+            raise
+        return plain.float().numpy()
