@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import faulthandler
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -34,20 +36,30 @@ from fuzz_calls import (
     make_refine,
     make_unary,
 )
-from fuzz_files import make_load
+from fuzz_cuts import make_cut, make_patterns
+from fuzz_files import make_checkpoint, make_folder, make_image, make_load, make_uai
+from fuzz_graphs import make_chains, make_graph, make_pose, make_rays
+from fuzz_learning import make_dataset, make_learn, make_metric, make_picture, make_shim
 from fuzz_values import Maker
 
-from crfield import InferenceResult, InputError
+from crfield import DenseCRF, InputError
 
-SLOWEST_CASE_S = 30
+SLOWEST_CASE_S = 20
 LEAST_VALID_SHARE = 1 / 3
 VALID, REFUSED, FINDING = "valid", "refused", "finding"
 # Entry points, and how often each is drawn.
 MAKERS: dict[str, tuple[int, Callable[[Maker], Call]]] = {
-    "infer": (45, make_infer), "refine": (15, make_refine), "energy": (8, make_energy),
-    "unary": (10, make_unary), "model": (8, make_model), "load": (7, make_load),
-    "operator": (7, make_operator),
+    "infer": (20, make_infer), "refine": (8, make_refine), "energy": (4, make_energy),
+    "unary": (5, make_unary), "model": (4, make_model), "operator": (4, make_operator),
+    "graph": (10, make_graph), "chains": (7, make_chains), "pose": (5, make_pose),
+    "rays": (6, make_rays), "cut": (8, make_cut), "patterns": (8, make_patterns),
+    "learn": (3, make_learn), "metric": (5, make_metric), "picture": (4, make_picture),
+    "dataset": (3, make_dataset), "shim": (6, make_shim), "load": (7, make_load),
+    "checkpoint": (6, make_checkpoint), "image": (16, make_image), "uai": (7, make_uai),
+    "folder": (5, make_folder),
 }
+# Address space that a process may have beyond what it starts with, and what one case may use.
+MOST_MEMORY, MOST_OF_A_CASE = 6 << 30, 1 << 30
 
 
 @dataclass
@@ -88,10 +100,10 @@ def run_all(seed: int, seconds: float) -> int:
             findings[ending.where] = number, ending
             print(f"\nFINDING in {ending.entry}, {ending.where}\n{ending.text}\n"
                   f"Repeat with: python tools/fuzz.py --seed {seed} --case {number}", flush=True)
-    print(f"\nseed {seed}\n{'':10}{VALID:>9}{REFUSED:>9}{FINDING:>9}")
+    print(f"\nseed {seed}\n{'':11}{VALID:>9}{REFUSED:>9}{FINDING:>9}")
     entries = [*MAKERS, *sorted({entry for entry, _ in counts} - set(MAKERS))]
     for entry in entries:
-        print(f"{entry:10}" + "".join(f"{counts[entry, o]:9}" for o in (VALID, REFUSED, FINDING)))
+        print(f"{entry:11}" + "".join(f"{counts[entry, o]:9}" for o in (VALID, REFUSED, FINDING)))
     total = sum(counts.values())
     valid = sum(count for (_, outcome), count in counts.items() if outcome == VALID)
     print(f"{total} cases, {100 * valid / max(total, 1):.0f}% valid, "
@@ -133,24 +145,38 @@ def endings(seed: int, deadline: float) -> Iterator[tuple[int, Ending]]:
 def run_child(seed: int, first: int, seconds: float) -> None:
     """Run cases one after the other, telling before and after each."""
     began, number = time.monotonic(), first
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MOST_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     while time.monotonic() - began < seconds:
         print(json.dumps([number, None]), flush=True)
         faulthandler.dump_traceback_later(SLOWEST_CASE_S, exit=True)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         ending = run_case(seed, number)
         faulthandler.cancel_dump_traceback_later()
+        used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        if used > MOST_OF_A_CASE and ending.outcome != FINDING:
+            ending = Ending(ending.entry, FINDING, "memory", f"{used / 2**30:.1f} GiB were used")
         print(json.dumps([number, vars(ending)]), flush=True)
         number += 1
 
 
 def run_case(seed: int, number: int) -> Ending:
-    """One case: the same call twice, judged."""
+    """One case of a seed."""
     maker = Maker([seed, number])
     weights = np.array([weight for weight, _ in MAKERS.values()], float)
     entry = list(MAKERS)[int(maker.rng.choice(len(MAKERS), p=weights / weights.sum()))]
+    return judge(maker, entry)
+
+
+def judge(maker: Maker, entry: str) -> Ending:
+    """How the same call of this entry point, made twice with random arguments, ends."""
     call: Call | None = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            # `refine` says of input that it takes what it looks like.
+            warnings.filterwarnings("ignore", ".*looks like a (soft mask|label map)", UserWarning)
             call = MAKERS[entry][1](maker)
             before = snapshot(call.arguments)
             first = call.run()
@@ -177,13 +203,13 @@ def run_case(seed: int, number: int) -> Ending:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two results are equal bit by bit."""
-    if isinstance(one, InferenceResult):
-        parts = ("marginals", "free_energies", "n_iter", "status", "label_ids", "shifts")
-        return all(same(getattr(one, part), getattr(other, part)) for part in parts)
     if isinstance(one, np.ndarray):
         return bool(one.dtype == other.dtype and one.tobytes() == other.tobytes())
-    if isinstance(one, list):
-        return all(same(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if dataclasses.is_dataclass(one) and not isinstance(one, DenseCRF):
+        names = [field.name for field in dataclasses.fields(one) if field.name[0] != "_"]
+        return all(same(getattr(one, name), getattr(other, name)) for name in names)
     # Models have no equality; that they were built twice is what counts.
     return type(one).__module__.startswith("crfield") or bool(one == other)
 
