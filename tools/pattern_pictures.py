@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pages import run_tutorial, save_picture
 from PIL import Image
 
 from crfield.patterns import infer
 from crfield.patterns.pictures import mask_tiles, pattern_tiles
 from crfield.pictures import side_by_side
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
 SHOWN = slice(0, 8)
-N_COLOURS = 128
-
-
-def run_tutorial() -> dict[str, Any]:
-    """What the blocks of the tutorial define, run in an empty folder."""
-    names: dict[str, Any] = {}
-    text = (DOCS / "patterns.md").read_text("utf-8")
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
-            exec(compile(block, "patterns.md", "exec"), names)
-        os.chdir(DOCS)
-    return names
 
 
 def results(names: dict[str, Any]) -> Image.Image:
@@ -87,12 +70,9 @@ def steps(names: dict[str, Any]) -> Image.Image:
 
 
 def main() -> None:
-    names = run_tutorial()
+    names = run_tutorial("patterns")
     for draw in (results, learned, steps, samples):
-        path = DOCS / "images" / f"patterns_{draw.__name__}.png"
-        picture = draw(names).quantize(N_COLOURS, dither=Image.Dither.NONE)
-        picture.save(path, optimize=True)
-        print(f"{path.name}: {picture.size}, {path.stat().st_size / 1000:.0f} kB")
+        save_picture(draw(names), f"patterns_{draw.__name__}")
 
 
 if __name__ == "__main__":
