@@ -3,8 +3,8 @@
 Everything is fixed in advance: 256 hidden units, RBMs pre-trained by `pretrain` as it comes on 12
 versions of every training image, trade-offs that are best on the training images, joint learning
 with the IoU loss for 60 epochs of which the validation images (a quarter of the training set)
-choose one. Each study, one data set and one seed, is kept as JSON, so that a run that was stopped
-goes on where it was.
+choose one. Each study, one data set and one seed, is kept as JSON with its settings and the commit,
+so that a run that was stopped goes on where it was; a study of others is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,6 @@ from crfield.patterns import (
 SEEDS = (0, 1, 2)
 N_HIDDEN, N_CLUSTERS = 256, 64
 N_EPOCHS, CD_EPOCHS = 60, 20
-# A trade-off of 0 could not be learned: it moves by factors.
-LEAST_WEIGHT = 0.01
 WINDOW, WINDOW_STRIDE, N_WINDOWS = 8, 4, 32
 
 
@@ -166,10 +164,9 @@ class Study:
     def _learn(
         self, model: PatternCRF, *, objective: str = "expected_loss", n_epochs: int = N_EPOCHS
     ) -> PatternCRF:
-        weights = np.maximum(model.pairwise_weights, LEAST_WEIGHT)
         validation = self.parts["validation"]
         found = learn_patterns(
-            replace(model, pairwise_weights=weights), self.augmented.inputs, self.augmented.masks,
+            model, self.augmented.inputs, self.augmented.masks,
             validation=(validation.inputs, validation.masks), objective=objective,
             n_epochs=n_epochs, seed=self.seed,
         )
@@ -210,12 +207,39 @@ def study_path(name: str, seed: int, cache: Path) -> Path:
     return cache / f"pattern_tables_{name}_{seed}.json"
 
 
-def find_study(name: str, seed: int, data_folder: Path, cache: Path) -> dict[str, Any]:
-    """A study as it was kept, or made now."""
+def settings_of(name: str, seed: int) -> dict[str, Any]:
+    """All that the numbers of a study follow from, besides the data and the code."""
+    return {
+        **asdict(STUDIES[name]), "seed": seed, "n_clusters": N_CLUSTERS, "n_epochs": N_EPOCHS,
+        "cd_epochs": CD_EPOCHS, "window": WINDOW, "window_stride": WINDOW_STRIDE,
+        "n_windows": N_WINDOWS,
+    }
+
+
+def read_study(path: Path, settings: dict[str, Any], commit: str | None) -> dict[str, Any]:
+    """A study as it was kept, of these settings and, unless None, of this commit."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if found.get("settings") != settings:
+        raise SystemExit(
+            f"{path} must be of the settings {settings}, got {found.get('settings')}; "
+            "delete it to make the study anew."
+        )
+    if commit is not None and found.get("commit") != commit:
+        raise SystemExit(
+            f"{path} must be of commit {commit!r}, got {found.get('commit')!r}; delete it to make "
+            "the study anew, or pass --any-commit."
+        )
+    return found
+
+
+def find_study(
+    name: str, seed: int, data_folder: Path, cache: Path, any_commit: bool = False
+) -> dict[str, Any]:
+    """A study as it was kept, or made now: its settings, commit and rows."""
     path = study_path(name, seed, cache)
+    settings, commit = settings_of(name, seed), provenance().get("commit", "")
     if path.is_file():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        return read_study(path, settings, None if any_commit else commit)
     setting = STUDIES[name]
     source, grey, side = SOURCES[setting.source], setting.grey, setting.side
     kept = cache_path(setting.source, seed, cache, grey, side)
@@ -223,10 +247,10 @@ def find_study(name: str, seed: int, data_folder: Path, cache: Path) -> dict[str
         save(prepare(data_folder / source.folder, source, seed, grey=grey, side=side), kept)
     print(f"{name}, seed {seed}", flush=True)
     data = load(setting.source, seed, cache, grey=grey, side=side)
-    rows = Study(data, setting, seed).run()
+    study = {"settings": settings, "commit": commit, "rows": Study(data, setting, seed).run()}
     with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return rows
+        temporary.write_text(json.dumps(study, indent=1) + "\n", encoding="utf-8")
+    return study
 
 
 def main() -> None:
@@ -235,21 +259,24 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="where to keep it")
     parser.add_argument(
-        "--no-report", action="store_true", help="only make the studies, for several runs at once"
+        "--any-commit", action="store_true", help="take kept studies of other commits too"
     )
     arguments = parse_data_folder(parser)
     found = {
         name: [
-            find_study(name, seed, arguments.data, arguments.cache)
+            find_study(name, seed, arguments.data, arguments.cache, arguments.any_commit)
             for seed in arguments.seeds[: 1 if STUDIES[name].short else None]
         ]
         for name in arguments.studies
     }
-    if arguments.no_report:
+    tables = [_table(name, [each["rows"] for each in found[name]]) for name in found]
+    if set(found) != set(STUDIES) or tuple(arguments.seeds) != SEEDS:
+        print("\n\n".join([*tables, "Only some of the studies: no report is written."]))
         return
+    commits = sorted({each["commit"] for studies in found.values() for each in studies})
     report(
-        "Patterns on horses and birds", [_introduction(), *map(_table, found, found.values())],
-        provenance(),
+        "Patterns on horses and birds", [_introduction(), *tables],
+        provenance() | {"commits of the studies": ", ".join(commits)},
     )
     (RESULTS / "pattern_tables.json").write_text(json.dumps(found, indent=1) + "\n")
 

@@ -6,6 +6,10 @@ import os
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+# Triton looks at it once, when whichever test comes first imports `crfield.nn`.
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from hypothesis import settings  # noqa: E402
 
 EXAMPLES = int(os.environ.get("CRFIELD_EXAMPLES", "60"))

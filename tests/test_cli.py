@@ -140,6 +140,42 @@ class TestOneImage:
         assert sum(record["label_counts"].values()) == 32 * 40
         assert captured.err.count("iteration") == expected.n_iter
 
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--iterations", "3", "--tol", "0"], ": 3 iterations (the limit), "),
+            (["--iterations", "1", "--tol", "0"], ": 1 iteration (the limit), "),
+            (["--iterations", "90", "--tol", "0.5"], " iterations, converged, "),
+        ],
+    )
+    def test_the_line_says_why_it_stopped(
+        self, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+    ) -> None:
+        assert main(["refine", "photo.bmp", "--labels", "photo.png", *options]) == 0
+        assert words in capsys.readouterr().out
+
+    @pytest.mark.filterwarnings("always")
+    def test_labels_that_are_gone_get_a_warning(self, capsys: pytest.CaptureFixture[str]) -> None:
+        labels = coarse_labels()
+        labels[labels == 2] = 1
+        labels[5, 5] = 2
+        labels[20, 20] = 255  # unknown, not lost
+        Image.fromarray(labels).save("speck.png")
+        assert main(["refine", "photo.bmp", "--labels", "speck.png"]) == 0
+        assert capsys.readouterr().err == (
+            "crfield: warning: label 2 of speck.png is gone from the result; "
+            "lower --bilateral-weight or --spatial-weight.\n"
+        )
+        soft = np.full((32, 40, 4), 0.1)
+        np.put_along_axis(soft, np.where(labels > 3, 0, labels)[..., None].astype(int), 0.7, -1)
+        soft[9, 9] = [0.1, 0.1, 0.1, 0.7]
+        np.save("soft.npy", np.moveaxis(soft, -1, 0))
+        given = ["refine", "photo.bmp", "--probs", "soft.npy", "--layout", "channels_first"]
+        assert main(given) == 0
+        assert "warning: labels 2, 3 of soft.npy are gone" in capsys.readouterr().err
+        assert main([*given, "--spatial-weight", "0", "--bilateral-weight", "0"]) == 0
+        assert capsys.readouterr().err == ""
+
     def test_saved_model(self) -> None:
         model = crfield.DenseCRF.load(save_model())
         given = ["refine", "photo.bmp", "--probs", "probs.npy", "-o", "out.npy", "--marginals"]
@@ -163,10 +199,12 @@ class TestVolumes:
         nibabel.save(nibabel.Nifti1Image(grey.T, affine), "scan.nii.gz")
         nibabel.save(nibabel.Nifti1Image(coarse.T.astype(np.uint8), affine), "seg.nii.gz")
         given = ["refine", "scan.nii.gz", "--labels", "seg.nii.gz", "--overlay", "--marginals"]
-        assert main(given) == 0
+        assert main([*given, "--bilateral", "3", "10", "--bilateral-weight", "1"]) == 0
         written = nibabel.load("scan_refined.nii.gz")
         np.testing.assert_array_equal(written.affine, affine)
-        expected = crfield.refine(grey, coarse, spacing=(3.0, 1.5, 1.0))
+        expected = crfield.refine(
+            grey, coarse, spacing=(3.0, 1.5, 1.0), bilateral=(3, 10), bilateral_weight=1
+        )
         np.testing.assert_array_equal(np.asarray(written.dataobj).T, expected.labels)
         np.testing.assert_array_equal(np.load("scan_refined_marginals.npy"), expected.marginals)
         assert read("scan_refined_overlay.png").shape == (14, 12, 3)

@@ -48,7 +48,8 @@ def test_learning_beats_its_input_on_other_images(dataset, capsys):
                "--jobs", "2", "--learn", "unary,compat,kernel"]
     assert main(command) == 0
     printed = capsys.readouterr()
-    assert re.search(r"model: loss .* mean IoU .* on train; see model.report.html\n$", printed.out)
+    assert re.search(r"model: loss .* mean IoU .* on train; see model.report.html\n", printed.out)
+    assert printed.out.endswith("\nstopped: --max-iter was reached\n")
     lines = printed.err.splitlines()
     assert len(lines) == 7
     for number, line in enumerate(lines):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -538,9 +537,3 @@ def test_matrices_are_arrays():
     assert matrix.flags.f_contiguous
     assert np.array_equal(matrix, UNARY)
     assert vector.dtype == eigen.MatrixXf().dtype == eigen.VectorXf().dtype == np.float32
-
-
-def test_the_page_runs():
-    page = Path(__file__).resolve().parents[1] / "docs" / "pydensecrf.md"
-    (block,) = re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
-    exec(compile(block, page.name, "exec"), {})

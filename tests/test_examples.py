@@ -58,9 +58,36 @@ def test_exact_beside_lattice(tmp_path):
 def test_reconstruct_voxels(tmp_path):
     printed, figures = run_example("reconstruct_voxels", tmp_path / "new")
     assert "belief propagation" in printed
+    level = figures["levels"][3]
+    assert level["outliers"] == 0.2
     fusion, propagation = (
-        [level[method]["mean"] for level in figures["levels"]]
+        [level[rule][method]["mean"] for rule in ("one prior", "own bound", "own prior")]
         for method in ("independent fusion", "belief propagation")
     )
     assert all(0 < value <= 100 for value in fusion + propagation)
-    assert propagation[-1] > fusion[-1] + 5
+    assert propagation[0] > fusion[0]
+    assert propagation[2] > fusion[2] + 5
+    assert "1 solid," in printed
+    assert f"{figures['levels'][-1]['outliers']:7.3f}*" in printed
+    one = level["one prior"]
+    assert one["independent fusion"]["prior"] == one["belief propagation"]["prior"]
+    assert "balls 0" not in one["belief propagation"]["iou"], "which the prior was chosen on"
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--views", "0"], "--views must be at least 1"),
+    (["--noise", "0"], "--noise must lie between"),
+    (["--noise", "nan"], "--noise must lie between"),
+    (["--outliers", "0.1", "0"], "--outliers must lie between"),
+    (["--quick", "--data", "."], "takes no --data"),
+    (["--data", "nowhere"], "must hold voxels96.npz"),
+])
+def test_reconstruct_voxels_refuses(words, message, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.setattr(sys, "argv", ["reconstruct_voxels.py", *words])
+    import reconstruct_voxels
+
+    with pytest.raises(SystemExit) as left:
+        reconstruct_voxels.main()
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err

@@ -155,6 +155,17 @@ class TestContents:
         assert example.unary.shape == (*grid, N_LABELS)
         np.testing.assert_allclose(np.exp(-example.unary[2, 0, 0]), coarse[0, 0, 0], rtol=1e-5)
 
+    def test_nifti_images_bring_their_spacing(self, root):
+        nibabel = pytest.importorskip("nibabel")
+        for folder in ("images", "labels"):
+            (root / folder / "apple.png").unlink()
+        scan = nibabel.Nifti1Image(RNG.random((4, 5, 6)).astype(np.float32), np.diag([1, 2, 3, 1]))
+        nibabel.save(scan, root / "images" / "apple.nii.gz")
+        write_labels(root / "labels" / "apple.nii.gz", RNG.integers(0, N_LABELS, (6, 5, 4)))
+        (root / "learn.txt").write_text("apple\n")
+        example = FolderDataset(root, "learn")[0]
+        assert example.spacing == (3.0, 2.0, 1.0)
+
     def test_listing_the_package_does_not_import_pillow(self):
         script = "import sys, crfield.datasets; print('PIL' in sys.modules)"
         output = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)

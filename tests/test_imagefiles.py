@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from crfield._atomicfile import atomic_path
+from crfield._blockparts import Parts
+from crfield._pillow import pillow_unlimited
 from crfield._validate import InputError
 from crfield.imagefiles import (
     file_stem,
     file_suffix,
+    open_array,
     read_image,
     read_labels,
     read_probabilities,
@@ -131,6 +134,18 @@ class TestLimitsAndDamage:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
         Image.new("L", (10, 10)).save(tmp_path / "a.png")
         assert read_image(tmp_path / "a.png").grid == (10, 10)
+        assert Image.MAX_IMAGE_PIXELS == 4
+
+    def test_limit_of_pillow_survives_readers_side_by_side(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
+        first, second = pillow_unlimited(), pillow_unlimited()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert Image.MAX_IMAGE_PIXELS is None
+        second.__exit__(None, None, None)
         assert Image.MAX_IMAGE_PIXELS == 4
 
     @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.tif", "a.bmp"])
@@ -398,3 +413,55 @@ def test_nifti_suffix_counts_as_one() -> None:
     path = Path("folder") / "brain.1.nii.gz"
     assert (file_stem(path), file_suffix(path)) == ("brain.1", ".nii.gz")
     assert (file_stem(Path("a.b.png")), file_suffix(Path("a.b.png"))) == ("a.b", ".png")
+
+
+class TestPartByPart:
+    @given(
+        shape=st.lists(st.integers(1, 6), max_size=4), order=st.sampled_from("CF"),
+        kind=st.sampled_from(["u1", "<i4", ">f8"]), data=st.data(),
+    )
+    def test_parts_of_npy_files(
+        self, tmp_path_factory: pytest.TempPathFactory, shape: list[int], order: Any, kind: str,
+        data: st.DataObject,
+    ) -> None:
+        array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind, order=order)
+        path = tmp_path_factory.getbasetemp() / "parts.npy"
+        np.save(path, array)
+        stored = open_array(path)
+        assert not isinstance(stored, np.ndarray)
+        assert (stored.shape, stored.dtype) == (array.shape, array.dtype)
+        given_axes = data.draw(st.integers(0, len(shape)))
+        ends = [sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2))) for n in shape[:given_axes]]
+        part = tuple(slice(*pair) for pair in ends)
+        np.testing.assert_array_equal(stored[part], array[part])
+
+    def test_npy_that_is_cut_short(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.npy"
+        np.save(path, np.zeros((300, 300)))
+        stored = open_array(path)
+        os.truncate(path, 200_000)
+        assert stored[:10].shape == (10, 300)
+        assert "cut short" in refusal(stored.__getitem__, (slice(290, 300), slice(0, 5)))
+        assert "a.npy" in refusal(open_array, path)
+
+    def test_npy_of_other_things(self, tmp_path: Path) -> None:
+        for name, array in (("text", np.array(["a"])), ("objects", np.array([None])),
+                            ("records", np.zeros(2, "i4,f4"))):
+            np.save(tmp_path / f"{name}.npy", array, allow_pickle=True)
+            assert f"{name}.npy" in refusal(open_array, tmp_path / f"{name}.npy")
+        np.savez(tmp_path / "a.npz", np.zeros(3))
+        (tmp_path / "a.npz").rename(tmp_path / "b.npy")
+        assert ".npz" in refusal(open_array, tmp_path / "b.npy")
+
+    @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
+    def test_nifti_that_is_cut_short(self, tmp_path: Path, name: str) -> None:
+        nibabel = pytest.importorskip("nibabel")
+        voxels = RNG.integers(0, 1000, (20, 30, 40)).astype(np.int16)
+        nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / name)
+        image = open_array(tmp_path / name)
+        assert not isinstance(image.dataobj.get_unscaled(), np.memmap)
+        stored = Parts(image, "image")
+        size = (tmp_path / name).stat().st_size
+        np.testing.assert_array_equal(stored.read((slice(30, 40),)), voxels.T[30:])
+        os.truncate(tmp_path / name, size // 2)
+        assert "cut short" in refusal(stored.read, (slice(30, 40),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from crfield import (
 )
 from crfield.learning import GROUPS, Inference, Objective, Parameters, learn, make_loss
 from crfield.learning.learn import LOSSES
-from crfield.learning.objective import unroll
+from crfield.learning.objective import fingerprint, unroll
 
 pytest.importorskip("scipy")
 
@@ -228,6 +229,8 @@ def test_wrong_requests_are_refused():
     with pytest.raises(InputError, match="only Gaussian kernels"):
         learn(model, examples)
     with pytest.raises(InputError, match="learn must name some of"):
+        Parameters(full_model(), np.array("x"))
+    with pytest.raises(InputError, match="learn must name some of"):
         learn(model, examples, groups=("everything",))
     with pytest.raises(InputError, match="at least one image"):
         learn(DenseCRF(3), [], loss="iou", groups=("unary",))
@@ -270,5 +273,31 @@ def test_learning_stops_when_it_has_settled_and_keeps_no_memory():
     options = {"groups": ("compat",), "optimizer": "adam", "max_iter": 12, "patience": 3}
     early = learn(model, images(2), tol=0.9, **options)
     assert len(early.report.losses) == 4  # the start and `patience` iterations
-    assert len(learn(model, images(2), tol=0.0, **options).report.losses) == 13
+    assert early.report.stopped == "the last 3 iterations gained less than 90 %"
+    whole = learn(model, images(2), tol=0.0, **options)
+    assert len(whole.report.losses) == 13
+    assert whole.report.stopped == "max_iter was reached"
     assert not _arena._idle_arenas
+
+
+def test_spacing_of_examples_scales_their_positions():
+    """Widths in units of the spacing give the loss and gradient of widths in voxels."""
+    rng = np.random.default_rng(3)
+    spacing = np.array([3.0, 1.0, 0.5])
+    image, truth = rng.uniform(0, 255, (4, 6, 5)), rng.integers(0, 2, (4, 6, 5))
+    unary = rng.normal(size=(4, 6, 5, 2))
+    points, sums = [], []
+    for unit, given in ((spacing, None), (np.ones(3), spacing)):
+        model = DenseCRF(2, [
+            Pairwise(Bilateral(np.full(3, 2.0) / unit, [40.0]), Potts(1.5)),
+            Pairwise(Spatial(np.full(3, 1.5) / unit), Potts(0.7)),
+        ])
+        examples = [SimpleNamespace(image=image, truth=truth, unary=unary, spacing=given)]
+        parameters = Parameters(model, ("compat", "kernel"))
+        loss = make_loss("log_likelihood", examples, 2)
+        objective = Objective(parameters, examples, loss, Inference("concave", "exact", 3))
+        points.append(objective(parameters.start))
+        sums.append(fingerprint(examples))
+    assert points[0].value == pytest.approx(points[1].value, rel=1e-9)
+    assert points[0].gradient == pytest.approx(points[1].gradient, rel=1e-6, abs=1e-9)
+    assert sums[0] != sums[1]

@@ -14,12 +14,13 @@ from crfield import (
     Diagonal,
     FeatureKernel,
     InferenceStatus,
+    InputError,
     Pairwise,
     Potts,
     Spatial,
     Symmetric,
 )
-from crfield.filters import make_filter
+from crfield.filters import KeptFilters, make_filter
 
 N_MODELS = int(os.environ.get("CRFIELD_RANDOM_MODELS", "1000"))
 
@@ -264,3 +265,42 @@ def test_coupled_updates_sum_to_one_whatever_the_weight(seed, rank):
         unary = np.full((7, 2, 9), 0.5, np.float32)
         result = crf.infer(image, unary, algorithm="cccp", filter=filter, max_iter=4)
         assert np.abs(result.marginals.sum(-1) - 1).max() < 1e-5
+
+
+def test_kept_filters_change_nothing():
+    """Inference after inference on one image, then on others: the same bits as with new filters."""
+    rng = np.random.default_rng(4)
+    kept = KeptFilters()
+    images = [rng.integers(0, 255, (50, 60, 3)).astype(np.uint8) for _ in range(2)]
+    built = []
+    for number in range(12):
+        image = images[number // 4 % 2]
+        width = 8.0 + 1e-12 * (number % 2)
+        crf = DenseCRF(3, [
+            Pairwise(Spatial(2.0), Potts(1.0 + number)),
+            Pairwise(Bilateral([width, 9.0], 20.0), Potts(3.0)),
+        ])
+        unary = rng.normal(size=(50, 60, 3))
+        spacing = (1.0, 2.0) if number > 9 else None
+        options = {"max_iter": 4, "spacing": spacing, "threads": 1}
+        found = crf.infer(image, unary, kept=kept, **options)
+        expected = crf.infer(image, unary, **options)
+        assert np.array_equal(found.marginals, expected.marginals)
+        assert np.array_equal(found.free_energies, expected.free_energies)
+        built.append(len(kept._made))
+    assert built == [2, 3, 3, 3] * 2 + [2, 3, 2, 3]
+    for sigma in range(1, 9):  # as many kernels as are kept, again and again
+        DenseCRF(3, [Pairwise(Spatial(sigma), Potts(1.0))]).infer(None, unary, kept=kept)
+    assert len(kept._made) == 8
+    made = dict(kept._made)
+    for sigma in range(1, 9):
+        DenseCRF(3, [Pairwise(Spatial(sigma), Potts(1.0))]).infer(None, unary, kept=kept)
+    assert kept._made.keys() == made.keys()
+    assert all(kept._made[key] is made[key] for key in made)
+    named = DenseCRF(3, [Pairwise(FeatureKernel("f", 1, sigma=1.0), Potts(1.0))])
+    for depth in (rng.random((50, 60, 1)), rng.random((50, 60, 1))):
+        given = {"features": {"f": depth}}
+        found = named.infer(images[0], unary, kept=kept, **given)
+        assert np.array_equal(found.marginals, named.infer(images[0], unary, **given).marginals)
+    with pytest.raises(InputError, match="kept must be a KeptFilters"):
+        named.infer(images[0], unary, kept={}, **given)

@@ -42,6 +42,12 @@ def test_variability_is_bounded_and_repeatable(masks, n_clusters, seed):
     assert value == variability(masks, n_clusters, seed)
 
 
+def test_masks_may_have_any_type():
+    masks = np.random.default_rng(0).integers(0, 2, (9, 3, 3))
+    for dtype in (bool, np.uint8, np.float32, np.float64):
+        assert variability(masks.astype(dtype), 2) == variability(masks, 2)
+
+
 def test_masks_that_agree_do_not_vary():
     assert variability(np.repeat(ellipse_set(6, 1), 40, axis=0)) == 0
     # With as many clusters as masks, each is alone.
@@ -124,7 +130,11 @@ def test_wrong_sets_are_refused():
     assert "noise must be at least" in refusal(noisy_unaries, np.zeros((1, 4, 4), int), noise=0)
     assert "33 for 4" in refusal(variability, np.zeros((4, 3, 3), int), 33)
     assert "(n, H, W)" in refusal(variability, np.zeros(4, int), 2)
-    assert "whole numbers" in refusal(variability, np.zeros((4, 3, 3)), 2)
+    message = refusal(variability, np.full((4, 3, 3), 255), 2)
+    assert "masks must hold only 0 and 1, got 255" in message
+    assert "threshold" in message
+    assert "got 0.5" in refusal(variability, np.full((4, 3, 3), 0.5), 2)
+    assert "same length" in refusal(variability, [[1, 0], [1]], 2)
 
 
 def write_folder(root, masks, images=None, classes="background\nthing\n"):

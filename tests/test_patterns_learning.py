@@ -24,7 +24,7 @@ from crfield.patterns.gradients import (
     with_parameters,
 )
 from crfield.patterns.measures import hamming_loss, iou_loss, mask_scores
-from crfield.patterns.sampling import Chains
+from crfield.patterns.sampling import HIDDEN_UNITS, ORDER_OF_IMAGES, Chains
 from refusal import refusal
 
 GRID = (2, 3)
@@ -307,11 +307,106 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     assert "other learning_rate" in message
     message = refusal(learn_patterns, model, inputs, masks, validation=(inputs, masks), **again)
     assert "other data" in message
+    for changed in (
+        {"sparsity": 0.5}, {"max_active": 2}, {"composition": "min"},
+        {"weights": model.patterns.weights * np.float32(1.5)},
+        {"weights": model.patterns.weights.astype(np.float64)},
+    ):
+        other = dataclasses.replace(model.patterns, **changed)
+        message = refusal(
+            learn_patterns, dataclasses.replace(model, patterns=other), inputs, masks, **again
+        )
+        assert "other model" in message, changed
+    other = dataclasses.replace(model, unary_weight=2.0)
+    assert "other model" in refusal(learn_patterns, other, inputs, masks, **again)
     learn_patterns(model, inputs, masks, n_epochs=2, checkpoint=path)
     assert "at least 2" in refusal(learn_patterns, model, inputs, masks, **again)
     learn_patterns(model, inputs, 1 - masks, resume=False, **again)
     path.write_bytes(path.read_bytes()[:-100])
     assert "run.safetensors" in refusal(learn_patterns, model, inputs, 1 - masks, **again)
+
+
+def test_a_checkpoint_of_other_windows_is_refused(tmp_path):
+    """Windows and biases say nothing of stride and grid."""
+    _, inputs, masks = few_images()
+    windows = np.full((2, 2, 3), 0.1, np.float32)
+    again = {"n_epochs": 1, "checkpoint": tmp_path / "run.safetensors"}
+
+    def with_stride(stride):
+        patterns = ConvolutionalPatterns(windows, 0.0, (4, 4), stride)
+        return PatternCRF(patterns, pairwise_weights=[0.3])
+
+    learn_patterns(with_stride(1), inputs, masks, **again)
+    assert "other model" in refusal(learn_patterns, with_stride(2), inputs, masks, **again)
+
+
+class Wrong:
+    @staticmethod
+    def loss(labels, masks):
+        return (labels != masks).mean(1)
+
+    def __call__(self, labels, masks):
+        return self.loss(labels, masks)
+
+
+class Right:
+    @staticmethod
+    def loss(labels, masks):
+        return (labels == masks).mean(1)
+
+
+def test_a_checkpoint_of_another_loss_is_refused(tmp_path):
+    model, inputs, masks = few_images()
+    losses = ["iou", "hamming", Wrong.loss, Right.loss, Wrong()]
+    for number, loss in enumerate(losses):
+        again = {"n_epochs": 1, "checkpoint": tmp_path / f"{number}.safetensors"}
+        learn_patterns(model, inputs, masks, loss=loss, **again)
+        learn_patterns(model, inputs, masks, loss=loss, **again)
+        other = losses[number - 1]
+        assert "other loss" in refusal(learn_patterns, model, inputs, masks, loss=other, **again)
+
+
+def test_a_unary_weight_that_is_not_learned_may_be_any():
+    model, inputs, masks = few_images()
+    for weight in (0.0, -0.5):
+        start = dataclasses.replace(model, unary_weight=weight, pairwise_weights=[0.0])
+        for objective in ("expected_loss", "contrastive_divergence"):
+            found = learn_patterns(
+                start, inputs, masks, learn=["weights", "pairwise_weights"], n_epochs=2,
+                objective=objective,
+            ).model
+            assert found.unary_weight == weight
+            assert found.pairwise_weights[0] == pytest.approx(0.01, rel=0.01)
+            assert not np.array_equal(found.patterns.weights, start.patterns.weights)
+
+
+@pytest.mark.parametrize(("learn", "rate"), [
+    (["weights"], 2e30), (["bias"], 1e300), (["unary_weight"], 1e3), (["pairwise_weights"], 1e3),
+    (["weights", "unary_weight"], 1e30),
+])
+def test_learning_that_runs_away_is_noticed(learn, rate, tmp_path):
+    model, inputs, masks = few_images()
+    path = tmp_path / "run.safetensors"
+    message = refusal(
+        learn_patterns, model, inputs, masks, learn=learn, learning_rate=rate, checkpoint=path
+    )
+    assert "learning_rate must be small enough" in message
+    assert not path.exists()
+
+
+def test_what_memory_cannot_hold_is_refused_at_once():
+    model, inputs, masks = few_images()
+    assert "GiB" in refusal(learn_patterns, model, inputs, masks, n_chains=10**13)
+
+
+def test_order_and_hidden_units_have_streams_of_their_own():
+    """NumPy takes [s, 1] and [s, 1, 0] for the same seed."""
+    assert HIDDEN_UNITS != ORDER_OF_IMAGES
+    first = [
+        np.random.default_rng([what, 5, number]).random()
+        for what in (HIDDEN_UNITS, ORDER_OF_IMAGES) for number in range(20)
+    ]
+    assert len(set(first)) == 40
 
 
 @pytest.mark.parametrize(("change", "words"), [

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 import pattern_reference as reference
-from crfield.patterns import PatternCRF, PatternInputs, Patterns, infer
+from crfield.patterns import (
+    ConvolutionalPatterns,
+    PatternCRF,
+    PatternInputs,
+    Patterns,
+    infer,
+)
 from crfield.patterns.pictures import mask_tiles, pattern_tiles
 from crfield.patterns.pretraining import Machine, pretrain
 from crfield.patterns.tradeoffs import choose_tradeoffs, mask_scores
@@ -197,6 +203,12 @@ def test_a_learning_rate_that_overflows_is_refused():
     assert "learning_rate" in refusal(pretrain, toy_masks(), 4, n_epochs=50, learning_rate=1e38)
 
 
+def test_what_memory_cannot_hold_is_refused_at_once():
+    for options in ({"n_hidden": 10**13}, {"persistent": True, "n_particles": 10**13}):
+        message = refusal(pretrain, toy_masks(), **{"n_hidden": 3, "n_epochs": 1} | options)
+        assert "GiB" in message
+
+
 def test_mask_scores():
     labels = np.zeros((4, 2, 2), int)
     masks = labels.copy()
@@ -270,7 +282,8 @@ def test_refused_tradeoffs():
     model = PatternCRF(None, pairwise_weights=[0.1, 0.1], grid=(8, 8))
     assert "model" in refusal(choose_tradeoffs, None, inputs, masks)
     assert "inputs" in refusal(choose_tradeoffs, model, inputs.costs, masks)
-    assert "labels" in refusal(choose_tradeoffs, model, inputs, masks[:3])
+    assert refusal(choose_tradeoffs, model, inputs, masks[:3]).startswith("masks must have shape")
+    assert refusal(choose_tradeoffs, model, inputs, masks + 1).startswith("masks must be whole")
     assert "max_evaluations" in refusal(
         choose_tradeoffs, model, inputs, masks, max_evaluations=0
     )
@@ -279,6 +292,9 @@ def test_refused_tradeoffs():
     assert "score" in refusal(
         choose_tradeoffs, model, inputs, masks, score=lambda labels, masks: np.full(12, np.nan)
     )
+    for bad in ("x", None, np.zeros(3)):
+        message = refusal(choose_tradeoffs, model, inputs, masks, score=lambda *a, bad=bad: bad)
+        assert "score must give a number for each of 12 images" in message
     without = PatternCRF(None, unary_weight=0, pairwise_weights=[1, 1], grid=(8, 8))
     assert "unary" in refusal(choose_tradeoffs, without, inputs, masks)
 
@@ -295,6 +311,10 @@ def test_tiles():
     masks = np.asarray(mask_tiles([[[0, 1]]], scale=3))
     assert masks.shape == (3, 6, 3)
     assert (masks[:, :3] > masks[:, 3:]).all()
-    assert "patterns" in refusal(pattern_tiles, Patterns(weights, 0), (3, 3))
+    assert "grid must have as many pixels" in refusal(pattern_tiles, Patterns(weights, 0), (3, 3))
+    windows = ConvolutionalPatterns(np.zeros((2, 2, 1)), 0, (2, 3))
+    message = refusal(pattern_tiles, windows, (2, 3))
+    assert "got ConvolutionalPatterns" in message
+    assert "to_dense()" in message
     assert "patterns" in refusal(pattern_tiles, weights, (2, 3))
     assert "masks" in refusal(mask_tiles, weights)

@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import chi2
 
 import pattern_reference as reference
+from crfield import _native
 from crfield.patterns import (
     Chains,
     ConvolutionalPatterns,
@@ -152,6 +153,47 @@ def test_chains_go_on_where_they_are():
     assert np.array_equal(again.labels[0], before[0])
 
 
+def test_rows_may_be_numbers_or_a_mask():
+    _, inputs = make()
+    inputs = inputs.take([0, 1, 0])
+    sure = PatternInputs(np.stack([np.zeros((3, *GRID)), np.full((3, *GRID), -99.0)], -1))
+    plain = PatternCRF(None, grid=GRID)
+    for rows, moved in (
+        (None, [1, 1, 1]), (np.ones(3, bool), [1, 1, 1]), ([True, False, True], [1, 0, 1]),
+        ([2, 0], [1, 0, 1]), (np.array([1], np.uint8), [0, 1, 0]),
+    ):
+        chains = Chains(np.zeros((3, 2, *GRID)))
+        chains.advance(plain, sure.take(np.arange(sum(moved))), rows=rows)
+        assert chains.labels.mean((1, 2, 3)).tolist() == moved
+
+
+@pytest.mark.parametrize("rows", [
+    [0.9, 1.9], [0, 0], [0, 7], [0, -1], "ab", [[0, 1]], [True], [], 1,
+])
+def test_other_rows_are_refused(rows):
+    model, inputs = make()
+    chains = Chains(np.zeros((2, 2, *GRID)))
+    message = refusal(chains.advance, model, inputs, rows=rows)
+    assert message.startswith("rows must")
+    assert chains.n_passes == 0
+
+
+def test_improbable_labels_are_not_drawn():
+    """A draw of 0, one of 2^24 in float32, must not win against any probability."""
+    side, sweep = 128, 1419  # with such a draw
+    labels = np.zeros((1, side, side), np.uint8)
+    never = np.full(labels.shape, -60, np.float32)
+    weights = np.zeros((1, 2, side, side), np.float32)
+    _native.sweep_grids(
+        labels, never, weights, np.zeros(1, np.int32), np.zeros(1, np.uint64), 1, sweep, 1
+    )
+    assert labels.sum() == 0
+    _native.sweep_grids(
+        labels, -never, weights, np.zeros(1, np.int32), np.zeros(1, np.uint64), 1, sweep, 1
+    )
+    assert labels.all()
+
+
 @pytest.mark.parametrize("grid", [(1, 1), (1, 7), (5, 1), (4, 5)])
 def test_grids_of_any_size(grid):
     n = grid[0] * grid[1]
@@ -166,6 +208,10 @@ def test_grids_of_any_size(grid):
 @pytest.mark.parametrize(("call", "words"), [
     (lambda m, i: Chains(np.zeros((2, 3))), ["labels", "(B, n_chains, height, width)"]),
     (lambda m, i: Chains(np.full((1, 1, 2, 3), 2)), ["0 and 1", "got 2"]),
+    (lambda m, i: Chains(np.full((1, 1, 2, 3), np.nan)), ["labels must hold", "nan"]),
+    (lambda m, i: Chains([[[[0]], [0]]]), ["labels", "same length"]),
+    (lambda m, i: Chains.start(m, i, 10**13), ["GiB", "fewer chains"]),
+    (lambda m, i: sample(m, i, n_chains=10**13), ["GiB", "fewer chains"]),
     (lambda m, i: Chains.start(m, i, 0), ["n_chains", "at least 1"]),
     (lambda m, i: Chains.start(m, i, 2).advance(m, i.take([0])), ["2 images", "got 1"]),
     (lambda m, i: sample(MultiLabelPatternCRF([None, None], grid=GRID), i), ["PatternCRF"]),

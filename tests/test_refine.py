@@ -98,6 +98,17 @@ def test_three_labels_and_three_channels_are_not_confused():
     assert refine(rng.random((3, 3, 3)), square).marginals.shape == (3, 3, 3)
 
 
+def test_soft_masks_and_label_maps_of_the_wrong_type_get_a_warning():
+    image, _, shifted = two_squares()
+    with pytest.warns(UserWarning, match="looks like a label map"):
+        refine(image, shifted.astype(float))
+    grey = np.linspace(0, 254, shifted.size).reshape(shifted.shape).astype(np.uint8)
+    with pytest.warns(UserWarning, match="255 labels and looks like a soft mask"):
+        refine(image, grey, max_iter=1)
+    refine(image, grey // 4, max_iter=1)  # 64 labels
+    refine(image, grey.astype(int) // 2 * 100, max_iter=1)  # numbers of segments, no grey values
+
+
 def test_a_model_replaces_the_customary_terms(tmp_path):
     image, _, shifted = two_squares()
     model = DenseCRF(2, [Pairwise(Spatial(2), Potts(1))])

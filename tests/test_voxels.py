@@ -121,10 +121,17 @@ def test_rays_between_lattice_points_never_repeat_a_voxel(start, way):
 def test_extreme_numbers_end():
     grid = VoxelGrid((4, 4, 4))
     for start, way in (
-        ([-1e300, 0.5, 0.5], [1, 0, 0]), ([0.5, 0.5, 0.5], [1e-300, 1e300, 0]),
-        ([0.5, 0.5, 0.5], [5e-324, 0, 0]), ([-1, 2, 2], [1, 1e-17, -1e-17]),
+        ([-1e300, 0.5, 0.5], [1, 0, 0]), ([0.5, 0.5, 0.5], [1e-300, 1e100, 0]),
+        ([0.5, 0.5, 0.5], [1e-310, 1, 0]), ([-1, 2, 2], [1, 1e-17, -1e-17]),
     ):
         assert len(walk(start, way, grid)[0]) <= 10
+    for size in (1e-100, 1e100):
+        for length in (1e-100, 1e100):
+            small = VoxelGrid((4, 4, 4), spacing=size)
+            cells, entries, exits = walk([size / 2] * 3, [length, 0, 0], small)
+            np.testing.assert_array_equal(cells[:, 0], [0, 1, 2, 3])
+            np.testing.assert_allclose(exits, (np.arange(4) + 0.5) * (size / length), rtol=1e-12)
+            np.testing.assert_array_equal(entries[1:], exits[:-1])
 
 
 def test_cameras_see_what_they_project():
@@ -149,6 +156,25 @@ def test_cameras_see_what_they_project():
     _, ways = camera.rays()
     assert ways.shape == (48 * 64, 3)
     np.testing.assert_allclose(ways[64 * 7 + 5], camera.rays([[5, 7]])[1][0])
+
+
+@pytest.mark.parametrize("factor", [1e-150, 1e150, -1e-200])
+def test_the_size_of_a_projection_does_not_count(factor):
+    plain = Camera.looking_at([3.0, -1.0, 2.0], [0.5, 0.5, 0.5], 100.0, (3, 4))
+    scaled = Camera(factor * plain.projection, (3, 4))
+    np.testing.assert_allclose(scaled.center, plain.center, rtol=1e-12)
+    np.testing.assert_allclose(scaled.rays()[1], plain.rays()[1], atol=1e-12)
+    np.testing.assert_allclose(scaled.project([0, 0, 0])[0], plain.project([0, 0, 0])[0])
+
+
+def test_far_and_near_cameras():
+    for size in (1e-200, 1e200):
+        camera = Camera.looking_at([size, 0, 0], [0, 0, 0], 10.0, (3, 3))
+        np.testing.assert_allclose(camera.center / size, [1, 0, 0], atol=1e-12)
+        np.testing.assert_allclose(camera.rays([[1, 1]])[1], [[-1, 0, 0]], atol=1e-12)
+    np.testing.assert_allclose(
+        camera.rays([[1e308, 1e308]])[1], [[0, 1, -1] / np.sqrt(2)], atol=1e-12
+    )
 
 
 def test_a_camera_looks_at_its_target():
