@@ -80,8 +80,7 @@ def full_while_refining(world: World, rng: Rng, folder: Path) -> Findings:
         check_no_litter(found, where)
         for path in where.glob("*_refined*"):
             shutil.copy(path, kept)
-    check_told(found, run_child(lambda: main(world.refine(kept))), (0,))
-    world.check_refined(found, kept, all_there=True)
+    world.check_refined_again(found, kept)
     return found
 
 
@@ -154,11 +153,10 @@ def folder_removed(world: World, rng: Rng, folder: Path) -> Findings:
     if neighbour.read_text() != "untouched":
         found.lost.append("a file beside the folder changed")
     fresh(where)
+    check_told(found, run_child(lambda: main(command)), (0,))
     if learning:
-        check_told(found, run_child(lambda: main(command)), (0,))
         world.check_learned(found, where / "model")
     else:
-        check_told(found, run_child(lambda: main(command)), (0,))
         world.check_refined(found, where, all_there=True)
     return found
 
@@ -189,8 +187,7 @@ def folder_in_the_way(world: World, rng: Rng, folder: Path) -> Findings:
         check_model(found, folder / "model")
         world.check_learned(found, folder / "model")
     else:
-        check_told(found, run_child(lambda: main(command)), (0,))
-        world.check_refined(found, folder, all_there=True)
+        world.check_refined_again(found, folder)
     return found
 
 
@@ -214,8 +211,7 @@ def too_many_files(world: World, rng: Rng, folder: Path) -> Findings:
         world.check_learned(found, folder / "model")
     else:
         world.check_refined(found, folder, all_there=False)
-        check_told(found, run_child(lambda: main(command)), (0,))
-        world.check_refined(found, folder, all_there=True)
+        world.check_refined_again(found, folder)
     return found
 
 

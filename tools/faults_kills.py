@@ -129,8 +129,7 @@ def killed_refining(world: World, rng: Rng, folder: Path) -> Findings:
     kill = at_call(point(world, "refine", rng), send(signal.SIGKILL))
     check_told(found, run_child(lambda: main(world.refine(folder)), kill), (0, KILLED))
     world.check_refined(found, folder, all_there=False)
-    check_told(found, run_child(lambda: main(world.refine(folder))), (0,))
-    world.check_refined(found, folder, all_there=True)
+    world.check_refined_again(found, folder)
     return found
 
 
@@ -142,8 +141,7 @@ def interrupted_refining(world: World, rng: Rng, folder: Path) -> Findings:
     check_told(found, run_child(lambda: main(world.refine(folder)), stop), (0, 130))
     world.check_refined(found, folder, all_there=False)
     check_no_litter(found, folder)
-    check_told(found, run_child(lambda: main(world.refine(folder))), (0,))
-    world.check_refined(found, folder, all_there=True)
+    world.check_refined_again(found, folder)
     return found
 
 

@@ -118,8 +118,7 @@ def nobody_listens(world: World, rng: Rng, folder: Path) -> Findings:
     found.seen = ended.told
     if command[0] == "refine":
         world.check_refined(found, folder, all_there=ended.code == 0)
-        check_told(found, run_child(lambda: main(world.refine(folder))), (0,))
-        world.check_refined(found, folder, all_there=True)
+        world.check_refined_again(found, folder)
     return found
 
 
@@ -191,11 +190,7 @@ def two_runs(world: World, rng: Rng, folder: Path) -> Findings:
         check_told(found, ended, (0, 2))
     check_model(found, model)
     check_no_litter(found, folder)
-    again = run_child(lambda: main(world.learn(model, "--resume")))
-    if again.code == 2 and "belongs to another run" in again.err:
-        again = run_child(lambda: main(world.learn(model)))
-    check_told(found, again, (0,))
-    world.check_learned(found, model)
+    world.check_learned(found, model, may_restart=True)
     return found
 
 

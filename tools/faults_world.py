@@ -118,9 +118,14 @@ class World:
         parts = (result.model.patterns.weights, result.model.patterns.bias, result.losses)
         return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
 
-    def check_learned(self, found: Findings, model: Path) -> None:
-        """Resume a run, which must end like one that was never disturbed."""
+    def check_learned(self, found: Findings, model: Path, may_restart: bool = False) -> None:
+        """Resume a run, which must end like one that was never disturbed.
+
+        may_restart : whether the journal may turn out to be of other data, and is started over.
+        """
         ended = run_child(lambda: main(self.learn(model, "--resume")))
+        if may_restart and ended.code == 2 and "belongs to another run" in ended.err:
+            ended = run_child(lambda: main(self.learn(model)))
         check_told(found, ended, (0,))
         if not model.exists() or model.read_bytes() != self.learned:
             found.lost.append(f"a resumed run ended with another model: {ended.err}")
@@ -135,6 +140,11 @@ class World:
                 found.corrupted.append(f"{name} is not what it should be")
             if all_there and not path.exists():
                 found.lost.append(f"{name} is missing")
+
+    def check_refined_again(self, found: Findings, folder: Path) -> None:
+        """Refine once more, undisturbed; then every result is there."""
+        check_told(found, run_child(lambda: main(self.refine(folder))), (0,))
+        self.check_refined(found, folder, all_there=True)
 
 
 def write_dataset(root: Path, seed: int) -> Path:

@@ -3,8 +3,9 @@
 from crfield._validate import InputError
 from crfield.blocks import BlockResult, refine_blocks
 from crfield.compatibility import Diagonal, Potts, Symmetric
-from crfield.dense import DenseCRF, Pairwise
+from crfield.dense import DenseCRF
 from crfield.kernels import Bilateral, FeatureKernel, Spatial
+from crfield.pairwise import Pairwise
 from crfield.refinement import refine
 from crfield.results import InferenceResult, InferenceStatus
 from crfield.scribbles import paint_over, unary_from_scribbles

@@ -17,7 +17,6 @@ import numpy as np
 from crfield._inputs import as_costs, as_start, center_costs, check_inference_memory, grid_of
 from crfield._parallel import thread_count
 from crfield._validate import (
-    LARGEST_COMPATIBILITY,
     MAX_LABELS,
     FloatArray,
     InputError,
@@ -31,11 +30,9 @@ from crfield._validate import (
     shown,
     working_dtype,
 )
-from crfield.compatibility import Compatibility
 from crfield.context import CONTEXTS, as_contexts, context_features, context_names
-from crfield.features import GridFeatures, Observation, Window, observe
-from crfield.filters import KeptFilters, KernelOperator, make_filter
-from crfield.kernels import Kernel
+from crfield.features import Observation, Window, observe
+from crfield.filters import KeptFilters
 from crfield.meanfield import (
     ALGORITHMS,
     Callback,
@@ -45,37 +42,9 @@ from crfield.meanfield import (
     run_sequential,
 )
 from crfield.modelfile import load_model, save_model
+from crfield.pairwise import Pairwise, build_terms
 from crfield.plan import make_problem
 from crfield.results import InferenceResult, InferenceStatus
-
-
-@dataclass(frozen=True, eq=False)
-class Pairwise:
-    """One pairwise term: weight mu(x_i, x_j) k(f_i, f_j), mu the compatibility, k the kernel."""
-
-    kernel: Kernel
-    compatibility: Compatibility
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.kernel, Kernel):
-            raise InputError(
-                f"kernel must be Spatial, Bilateral or FeatureKernel, got {shown(self.kernel)}; "
-                "for example Pairwise(Spatial(3), Potts(3))."
-            )
-        if not isinstance(self.compatibility, Compatibility):
-            raise InputError(
-                "compatibility must be Potts, Diagonal or Symmetric, got "
-                f"{shown(self.compatibility)}; for example Pairwise(Spatial(3), Potts(3))."
-            )
-        weight = as_scalar(self.weight, "weight")
-        largest = float(np.abs(self.compatibility.native_values(1)).max())
-        if not abs(weight) * largest <= LARGEST_COMPATIBILITY:
-            raise InputError(
-                f"weight times compatibility must not exceed {LARGEST_COMPATIBILITY:g} in "
-                f"magnitude, got {weight:.3g} times {largest:.3g}; use smaller ones."
-            )
-        object.__setattr__(self, "weight", weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,26 +344,7 @@ class DenseCRF:
 
         dtype : of the work; method, tol and threads are those of `make_filter`, kept of `infer`.
         """
-
-        def build(kernel: Kernel) -> tuple[FloatArray | GridFeatures, KernelOperator]:
-            scaled: FloatArray | GridFeatures | None = kernel.grid_features(observation, dtype)
-            if scaled is None:
-                scaled = np.ascontiguousarray(kernel.scaled_features(observation), dtype=dtype)
-            return scaled, make_filter(
-                scaled, kernel, method, tol=tol, threads=threads, n_whole=observation.n_whole
-            )
-
-        terms = []
-        settings = (dtype.str, method, tol, threads)
-        for pairwise in self.terms:
-            scaled, operator = (
-                build(pairwise.kernel) if kept is None
-                else kept.recall(observation, pairwise.kernel, settings, build)
-            )
-            terms.append(Term(operator, pairwise.compatibility, pairwise.weight, scaled))
-        if not terms:  # the arguments are still checked when there is nothing to filter
-            make_filter(np.zeros((1, 1), dtype), _NO_KERNEL, method, tol=tol, threads=threads)
-        return terms
+        return build_terms(self.terms, observation, dtype, method, tol, threads, kept)
 
     def _to_grid(
         self, marginals: FloatArray, costs: FloatArray, observation: Observation
@@ -406,9 +356,6 @@ class DenseCRF:
         whole /= whole.sum(1, keepdims=True)
         whole[observation.selected] = marginals
         return np.asarray(whole.reshape(costs.shape))
-
-
-_NO_KERNEL = Kernel()
 
 
 def _with_offset(callback: Callback, offset: float) -> Callback:

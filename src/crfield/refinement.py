@@ -27,10 +27,11 @@ from crfield._validate import (
     shown,
 )
 from crfield.compatibility import Potts
-from crfield.dense import DenseCRF, Pairwise
+from crfield.dense import DenseCRF
 from crfield.features import image_array, image_spacing
 from crfield.kernels import Bilateral, Spatial
 from crfield.meanfield import Callback
+from crfield.pairwise import Pairwise
 from crfield.results import InferenceResult
 from crfield.scribbles import check_unpainted, unary_from_scribbles
 from crfield.unary import UNKNOWN, unary_from_labels, unary_from_probabilities

@@ -13,8 +13,9 @@ from crfield import _svg
 from crfield._page import figure, heading, number, paragraph, row, table
 from crfield.compatibility import Diagonal, Potts
 from crfield.context import context_names
-from crfield.dense import DenseCRF, Pairwise
+from crfield.dense import DenseCRF
 from crfield.learning.widths import kernel_correlations, kernel_widths
+from crfield.pairwise import Pairwise
 
 Matrix = NDArray[np.float64]
 

@@ -10,11 +10,12 @@ import numpy as np
 from crfield._validate import InputError, as_choice
 from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric
 from crfield.datasets.shrunk import Shrunk, fitting_factor
-from crfield.dense import DenseCRF, Pairwise
+from crfield.dense import DenseCRF
 from crfield.features import observe
 from crfield.kernels import Bilateral, Kernel, Spatial
 from crfield.learning.objective import Example, Inference, evaluate_image, threads_per_job, visit
 from crfield.losses import Loss
+from crfield.pairwise import Pairwise
 
 FAMILIES = ("potts", "diagonal", "symmetric")
 

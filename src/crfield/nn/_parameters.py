@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from crfield._validate import InputError, shown
 from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric
-from crfield.dense import Pairwise
 from crfield.kernels import Bilateral, FeatureKernel, Spatial
 from crfield.nn._inputs import can_look
+from crfield.pairwise import Pairwise
 
 LEARNABLE = ("weight", "compatibility", "kernel")
 

@@ -13,7 +13,6 @@ from crfield._parallel import thread_count
 from crfield._validate import InputError, as_choice, as_count, as_positive, as_scalar, shown
 from crfield.compatibility import Potts
 from crfield.dense import DenseCRF as Model
-from crfield.dense import Pairwise
 from crfield.filters import METHODS
 from crfield.kernels import Bilateral, Spatial
 from crfield.nn._features import is_on_grid, scaled_features, scaled_positions
@@ -21,6 +20,7 @@ from crfield.nn._function import mean_field
 from crfield.nn._inputs import check_logits, check_tensor
 from crfield.nn._parameters import LEARNABLE, PairwiseParameters
 from crfield.nn._settings import GRADIENTS, Settings, TermSettings
+from crfield.pairwise import Pairwise
 
 ALGORITHMS = ("concave", "cccp", "parallel")
 OUTPUTS = ("logits", "marginals")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from crfield._validate import InputError, as_count, as_scalar
 from crfield.compatibility import Potts
-from crfield.dense import DenseCRF, Pairwise
+from crfield.dense import DenseCRF
 from crfield.features import observe
 from crfield.kernels import Kernel
 from crfield.learning.baselines.search import Progress, Searched, grid_search
@@ -25,6 +25,7 @@ from crfield.learning.objective import Example, Inference, check_example, spacin
 from crfield.learning.parameters import Vector
 from crfield.losses import VOID
 from crfield.metrics import as_label_map
+from crfield.pairwise import Pairwise
 
 DEFAULT_WEIGHTS = tuple(float(w) for w in np.geomspace(0.25, 32.0, 15))
 
