@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -321,6 +322,13 @@ def test_a_model_replaces_the_kernels(page, tmp_path):
     np.testing.assert_array_equal(plane(page, "after"), result.labels)
     refined_after(page, lambda: page.click("#clear-model"))
     expect(page.locator("#set-spatial")).to_be_enabled()
+    replace(model, algorithm="cccp", max_iter=3).save(tmp_path / "learned.safetensors")
+    refined_after(
+        page, lambda: page.set_input_files("#model-file", tmp_path / "learned.safetensors")
+    )
+    expect(page.locator("#number-max_iter")).to_have_value("3")
+    result = model.infer(sample.image, unary, algorithm="cccp", max_iter=3, tol=1e-3)
+    np.testing.assert_array_equal(plane(page, "after"), result.labels)
 
 
 def test_the_theme_follows_the_system_until_chosen(app, browser):

@@ -209,6 +209,7 @@ def test_learned_model(app, tmp_path, monkeypatch):
     data = (tmp_path / "model.safetensors").read_bytes()
     answer = told(app, "POST", "/api/models", data)
     assert answer["n_labels"] == 2
+    assert answer["max_iter"] is None
     assert "Bilateral" in answer["terms"][0]
     _, planes, _ = refined(app, key, scribbles, model=answer["id"])
     unary = crfield.unary_from_scribbles(image, scribbles, 2)

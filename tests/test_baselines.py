@@ -250,10 +250,11 @@ def test_grid_search_scores_every_candidate_and_keeps_the_best():
         assert result.report.scores == pytest.approx(expected)
         assert result.report.candidates == candidates
         assert result.report.best_iteration == int(np.argmax(expected)) == 1
-        assert result.model is candidates[1]
+        assert result.report.candidates[result.report.best_iteration] is candidates[1]
+        assert result.model.terms is candidates[1].terms
         assert result.report.n_evaluations == len(result.report.mean_ious) == 4
     twins = list(potts_grid(3, bilateral=[(6, 40)], weights=[3.0, 3.0]))
-    assert grid_search(twins, examples, inference=EXACT).model is twins[0]
+    assert grid_search(twins, examples, inference=EXACT).report.best_iteration == 0
     seen = []
     stopped = grid_search(
         candidates, examples, inference=EXACT,

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,12 @@ class TestOneImage:
         given = ["refine", "photo.bmp", "--probs", "probs.npy", "-o", "out.npy", "--marginals"]
         assert main([*given, "--model", "model.safetensors"]) == 0
         expected = crfield.refine(SCENE.image, SCENE.probabilities, model=model)
+        np.testing.assert_array_equal(np.load("out_marginals.npy"), expected.marginals)
+        replace(model, algorithm="parallel", max_iter=2).save("model.safetensors")
+        assert main([*given, "--model", "model.safetensors"]) == 0
+        expected = crfield.refine(
+            SCENE.image, SCENE.probabilities, model=model, algorithm="parallel", max_iter=2
+        )
         np.testing.assert_array_equal(np.load("out_marginals.npy"), expected.marginals)
 
     def test_partner_is_found_in_a_folder(self) -> None:

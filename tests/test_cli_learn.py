@@ -11,13 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import crfield.cli.learn as learn_command
 import crfield.cli.progress as progress_module
 from crfield import DenseCRF
 from crfield.cli import main
 from crfield.cli.progress import LearningProgress
+from crfield.datasets import FolderDataset
 from crfield.learning import LearningReport
 from small_dataset import write_dataset
 
@@ -61,6 +64,25 @@ def test_learning_beats_its_input_on_other_images(dataset, capsys):
     assert found["model"]["mean_iou"] > found["input"]["mean_iou"]
     assert main(["evaluate", "model", "data", "--split", "test"]) == 0
     assert capsys.readouterr().out.count("mean IoU") == 2
+
+
+def test_evaluate_writes_what_the_model_finds(dataset, capsys):
+    command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "1", "--quiet",
+               "--iterations", "3"]
+    assert main(command) == 0
+    assert main(["evaluate", "model", "data", "--split", "test", "-o", "out/found"]) == 0
+    examples, model = FolderDataset("data", "test"), DenseCRF.load("model")
+    assert model.max_iter == 3
+    assert len(list(Path("out/found").iterdir())) == len(examples) == 2
+    for example in examples:
+        expected = model.infer(example.image, example.unary, tol=0.0)
+        assert expected.n_iter == 3
+        with Image.open(f"out/found/{example.name}_refined.png") as found:
+            np.testing.assert_array_equal(np.asarray(found), expected.labels)
+    capsys.readouterr()
+    Path("taken").touch()
+    assert main(["evaluate", "model", "data", "-o", "taken"]) == 2
+    assert "expected a folder" in capsys.readouterr().err
 
 
 def test_a_model_learned_on_shrunken_images_is_for_the_full_size(dataset, capsys):

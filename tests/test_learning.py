@@ -169,6 +169,7 @@ def test_learning_from_a_wrong_start_is_as_good_as_the_truth(loss):
         max_iter=60, l2=dict.fromkeys(("unary", "compat", "off_diagonal", "kernel"), 0.0),
     )
     assert result.report.losses[result.report.best_iteration] <= 1.01 * best
+    assert (result.model.algorithm, result.model.max_iter) == ("concave", 3)
 
 
 @pytest.mark.parametrize("optimizer", ["cg", "lbfgs", "adam", "sgd"])

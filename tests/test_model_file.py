@@ -113,6 +113,35 @@ def test_models_of_many_and_no_terms_come_back(saved, tmp_path):
     assert DenseCRF.load(empty).terms == ()
 
 
+def test_a_model_infers_as_it_was_learned_to(tmp_path):
+    path = tmp_path / "model.safetensors"
+    terms = [Pairwise(Spatial(2), Potts(1.0))]
+    DenseCRF(3, terms, algorithm="cccp", max_iter=2).save(path)
+    model = DenseCRF.load(path)
+    assert (model.algorithm, model.max_iter) == ("cccp", 2)
+    plain = DenseCRF(3, terms)
+    for asked in ({}, {"max_iter": 4}, {"algorithm": "parallel"}):
+        found = model.infer(IMAGE, UNARY, tol=0, **asked)
+        expected = plain.infer(
+            IMAGE, UNARY, tol=0, **({"algorithm": "cccp", "max_iter": 2} | asked)
+        )
+        np.testing.assert_array_equal(found.marginals, expected.marginals)
+        assert found.n_iter == asked.get("max_iter", 2)
+    assert plain.infer(IMAGE, UNARY, tol=0).n_iter == 10
+
+
+def test_files_of_earlier_versions_are_read(saved):
+    def as_before(content, tensors):
+        content["version"] = 2
+        del content["algorithm"], content["max_iter"]
+
+    rewrite(saved, as_before)
+    model = DenseCRF.load(saved)
+    assert same(FULL, model)
+    assert model.algorithm is None
+    assert model.max_iter is None
+
+
 def test_truncated_files_are_refused(saved):
     data = saved.read_bytes()
     for length in np.unique(np.linspace(1, len(data) - 1, 45).astype(int)):
@@ -216,6 +245,9 @@ CRAFTED = {
     "weight is nan": (put("terms", 0, "weight", value=float("nan")), "weight"),
     "fewer labels": (put("n_labels", value=2), "(2, 2)"),
     "no labels": (put("n_labels", value=None), "n_labels"),
+    "unknown algorithm": (put("algorithm", value="magic"), "algorithm"),
+    "iterations below zero": (put("max_iter", value=-1), "max_iter"),
+    "iterations are text": (put("max_iter", value="many"), "max_iter"),
     "shape unknown": (put("terms", 0, "kernel", "shape", value="box"), "shape"),
     "sigma not positive": (
         lambda c, t: t["terms.0.kernel.sigma"].__setitem__(0, -1.0), "sigma",

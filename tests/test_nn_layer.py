@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -183,6 +184,9 @@ def test_to_model_and_back():
             if isinstance(before.compatibility, Symmetric) else before.compatibility.matrix(3),
             atol=1e-6,
         )
+    assert (model.algorithm, model.max_iter) == ("concave", 5)
+    again = crf_nn.DenseCRF.from_model(replace(model, max_iter=2), algorithm="parallel")
+    assert (again.algorithm, again.n_iter) == ("parallel", 2)
     again = crf_nn.DenseCRF.from_model(model).double()
     for a, b in zip(layer.parameters(), again.parameters(), strict=True):
         np.testing.assert_allclose(a.detach(), b.detach(), atol=1e-6)

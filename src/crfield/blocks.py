@@ -104,9 +104,9 @@ def refine_blocks(
     spatial_weight: float = 3.0,
     bilateral: Any = "auto",
     bilateral_weight: float = 6.0,
-    algorithm: str = "concave",
+    algorithm: str | None = None,
     filter: str = "auto",
-    max_iter: int = 10,
+    max_iter: int | None = None,
     tol: float = 1e-3,
     threads: int | None = None,
     confidence: float = 0.9,
@@ -172,7 +172,7 @@ def refine_blocks(
         else as_sides(overlap, "overlap", len(grid), 0)
     )
     if bound:
-        check_bound(chosen, algorithm)
+        check_bound(chosen, chosen.chosen_algorithm(algorithm))
     work = _Work(
         inputs, reader, chosen, spacing, bound, count_selected(inputs, cores),
         {"algorithm": algorithm, "filter": filter, "max_iter": max_iter, "tol": tol,

@@ -46,6 +46,9 @@ from crfield.pairwise import Pairwise, build_terms
 from crfield.plan import make_problem
 from crfield.results import InferenceResult, InferenceStatus
 
+# What `infer` does if neither its caller nor the model says.
+DEFAULT_ALGORITHM, DEFAULT_MAX_ITER = "concave", 10
+
 
 @dataclass(frozen=True, eq=False)
 class DenseCRF:
@@ -60,6 +63,8 @@ class DenseCRF:
     context : what else the recalibration sees, some of "presence" (of each label in the image),
         "position" and "color": R is (L, L + F + 1) then and the costs become R [c, context, 1].
         `with_context` makes a model that can learn it.
+    algorithm, max_iter : what `infer` does unless told otherwise, "concave" and 10 if None.
+        They are part of a learned model, whose parameters suit them.
 
     Examples
     --------
@@ -72,10 +77,16 @@ class DenseCRF:
     terms: Sequence[Pairwise] = ()
     recalibration: Any = None
     context: Sequence[str] = ()
+    algorithm: str | None = None
+    max_iter: int | None = None
 
     def __post_init__(self) -> None:
         count = as_count(self.n_labels, "n_labels", maximum=MAX_LABELS)
         object.__setattr__(self, "n_labels", count)
+        if self.algorithm is not None:
+            as_choice(self.algorithm, "algorithm", ALGORITHMS)
+        if self.max_iter is not None:
+            object.__setattr__(self, "max_iter", as_count(self.max_iter, "max_iter", 0))
         try:
             terms = tuple(self.terms)
         except TypeError:
@@ -115,10 +126,10 @@ class DenseCRF:
         unary: Any,
         *,
         features: Mapping[str, Any] | None = None,
-        algorithm: str = "concave",
+        algorithm: str | None = None,
         filter: str = "auto",
         filter_tol: float = 0.0,
-        max_iter: int = 10,
+        max_iter: int | None = None,
         tol: float = 1e-3,
         threads: int | None = None,
         init: Any = None,
@@ -138,10 +149,11 @@ class DenseCRF:
         image : (*grid,) or (*grid, C) array, or None if no kernel looks at it.
         unary : (*grid, L) costs; float64 is computed in float64, everything else in float32.
         features : named features (N, D) for `FeatureKernel` terms.
-        algorithm : "concave" (KK13 3.2, default), "cccp" (KK13 3.1), "parallel" (KK11, no
-            guarantee) or "sequential" (one variable at a time, small N).
+        algorithm : "concave" (KK13 3.2), "cccp" (KK13 3.1), "parallel" (KK11, no guarantee) or
+            "sequential" (one variable at a time, small N); None is the model's.
         filter : "auto", "lattice" or "exact"; `filter_tol` lets "exact" skip pairs below it.
-        max_iter, tol : stop after so many iterations or when no marginal moves by more than tol.
+        max_iter, tol : stop after so many iterations, None for the model's number, or when no
+            marginal moves by more than tol.
         threads : native threads, None for all cores.
         init : (*grid, L) marginals to start from instead of softmax(-unary).
         callback : called as callback(iteration, marginals (N, L), free_energy); True stops.
@@ -155,7 +167,9 @@ class DenseCRF:
             unaries change.
         check : False runs "concave" on models that have no guarantee of convergence.
         """
-        as_choice(algorithm, "algorithm", ALGORITHMS)
+        algorithm = self.chosen_algorithm(algorithm)
+        if max_iter is None:
+            max_iter = DEFAULT_MAX_ITER if self.max_iter is None else self.max_iter
         n_iter = as_count(max_iter, "max_iter", 0)
         limit = as_scalar(tol, "tol")
         if limit < 0:
@@ -262,6 +276,12 @@ class DenseCRF:
             total += 0.5 * (float((mu * pairs).sum()) - float(own))
         return total
 
+    def chosen_algorithm(self, algorithm: str | None) -> str:
+        """The algorithm asked for, or the model's if that is None."""
+        if algorithm is None:
+            return DEFAULT_ALGORITHM if self.algorithm is None else self.algorithm
+        return as_choice(algorithm, "algorithm", ALGORITHMS)
+
     def unary_features(self, costs: FloatArray, observation: Observation) -> FloatArray:
         """What the recalibration sees of costs (*grid, L): the costs, then the context.
 
@@ -322,13 +342,16 @@ class DenseCRF:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file at `path`; it appears whole or not at all."""
         terms = [(t.kernel, t.compatibility, t.weight) for t in self.terms]
-        save_model(path, self.n_labels, terms, self.recalibration, self.context)
+        save_model(
+            path, self.n_labels, terms, self.recalibration, self.context,
+            self.algorithm, self.max_iter,
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DenseCRF:
         """Read a model that `save` wrote to `path`; nothing in the file is executed."""
-        n_labels, terms, recalibration, context = load_model(path)
-        return cls(n_labels, [Pairwise(*parts) for parts in terms], recalibration, context)
+        n_labels, terms, *others = load_model(path)
+        return cls(n_labels, [Pairwise(*parts) for parts in terms], *others)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

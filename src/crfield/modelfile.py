@@ -26,7 +26,7 @@ from crfield.compatibility import COMPATIBILITIES, Compatibility
 from crfield.kernels import KERNELS, Kernel
 
 FORMAT = "crfield.DenseCRF"
-VERSION = 2  # 2 added "context"
+VERSION = 3  # 2 added "context", 3 "algorithm" and "max_iter"
 
 Tensors = dict[str, NDArray[np.float64]]
 TermParts = tuple[Kernel, Compatibility, float]
@@ -35,6 +35,7 @@ TermParts = tuple[Kernel, Compatibility, float]
 def save_model(
     path: str | os.PathLike[str], n_labels: int, terms: Iterable[TermParts],
     recalibration: NDArray[np.float64] | None, context: Iterable[str] = (),
+    algorithm: str | None = None, max_iter: int | None = None,
 ) -> None:
     """Write a model; the file appears whole or not at all."""
     tensors: Tensors = {}
@@ -46,7 +47,10 @@ def save_model(
         }
         for number, (kernel, compatibility, weight) in enumerate(terms)
     ]
-    model = {"format": FORMAT, "version": VERSION, "n_labels": n_labels, "terms": entries}
+    model = {
+        "format": FORMAT, "version": VERSION, "n_labels": n_labels, "terms": entries,
+        "algorithm": algorithm, "max_iter": max_iter,
+    }
     if recalibration is not None:
         tensors["recalibration"] = recalibration
         model["recalibration"] = {"tensor": "recalibration"}
@@ -54,8 +58,11 @@ def save_model(
     write_document(path, model, tensors)
 
 
-def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts], Any, list[str]]:
-    """Number of labels, terms, recalibration and its context, as `save_model` wrote them."""
+def load_model(
+    path: str | os.PathLike[str],
+) -> tuple[int, list[TermParts], Any, list[str], str | None, int | None]:
+    """Number of labels, terms, recalibration and its context, algorithm and iterations, as
+    `save_model` wrote them."""
     model, tensors = read_document(path, FORMAT, VERSION)
     try:
         terms = [
@@ -68,7 +75,10 @@ def load_model(path: str | os.PathLike[str]) -> tuple[int, list[TermParts], Any,
         ]
         matrix = model.get("recalibration")
         recalibration = None if matrix is None else tensors[matrix["tensor"]]
-        return model["n_labels"], terms, recalibration, model.get("context", [])
+        return (
+            model["n_labels"], terms, recalibration, model.get("context", []),
+            model.get("algorithm"), model.get("max_iter"),
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise incomplete(path, error) from None
 

@@ -146,6 +146,7 @@ class Routes:
         return JSONResponse({
             "id": self.workspace.models.add(model), "n_labels": model.n_labels,
             "terms": [repr(term) for term in model.terms],
+            "algorithm": model.algorithm, "max_iter": model.max_iter,
         })
 
     async def refine(self, request: Request) -> Response:

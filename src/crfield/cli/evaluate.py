@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from crfield._validate import InputError
 from crfield.cli.data import add_dataset, open_dataset
+from crfield.cli.jobs import output_folder
 from crfield.dense import DenseCRF
+from crfield.imagefiles import write_labels
 from crfield.metrics import (
     class_accuracy,
     confusion_matrix,
@@ -27,13 +29,17 @@ def add_command(commands: Any) -> None:
     """Add the subcommand `evaluate`."""
     parser = commands.add_parser(
         "evaluate", help="score a model on images with true labels",
-        description="Score a model, and its input alone, on a split of a data set.",
+        description="Score a model, and its input alone, on a split of a data set, and write what "
+        "it finds if asked.",
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="file written by learn")
     add_dataset(parser)
-    parser.add_argument("--iterations", type=int, default=5, metavar="N",
-                        help="iterations of inference (default: %(default)s)")
-    parser.add_argument("--algorithm", choices=("concave", "cccp", "parallel"), default="concave")
+    parser.add_argument("--iterations", type=int, metavar="N",
+                        help="iterations of inference (default: those the model was learned with)")
+    parser.add_argument("--algorithm", choices=("concave", "cccp", "parallel"),
+                        help="of inference (default: the one the model was learned with)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FOLDER",
+                        help="also write the labels that the model finds, an image each")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     parser.set_defaults(run=run_evaluate)
 
@@ -47,6 +53,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
             f"{arguments.model} has {model.n_labels} labels, the data set {dataset.n_labels}; "
             "use a model learned for these labels."
         )
+    folder = None if arguments.output is None else output_folder(arguments.output)
     n = model.n_labels
     confusions = {name: np.zeros((n, n), np.int64) for name in ("input", "model")}
     for example in dataset:
@@ -55,6 +62,9 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
             max_iter=arguments.iterations, tol=0.0, spacing=example.spacing,
         )
         found = {"input": np.asarray(example.unary).argmin(-1), "model": result.labels}
+        if folder is not None:
+            suffix = ".png" if result.labels.ndim == 2 else ".npy"
+            write_labels(folder / f"{example.name}_refined{suffix}", result.labels)
         for name, labels in found.items():
             confusions[name] += confusion_matrix(example.truth, labels, n, void=dataset.void)
     scores = {name: _scores(confusion, dataset.class_names) for name, confusion in

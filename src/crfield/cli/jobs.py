@@ -54,7 +54,7 @@ def plan_jobs(
     if not is_batch and not predictions.is_dir():
         folder, file = _single_output(output)
         return Plan([Job(images[0], predictions, folder, file)], {}, [], False)
-    folder, file = (_batch_output(output), None) if is_batch else _single_output(output)
+    folder, file = (output_folder(output), None) if is_batch else _single_output(output)
     partners = _by_stem(_files(predictions, suffixes))
     jobs: list[Job] = []
     failures: dict[Path, str] = {}
@@ -123,7 +123,8 @@ def _single_output(output: Path | None) -> tuple[Path, Path | None]:
     return (output, None) if output.is_dir() else (output.parent, output)
 
 
-def _batch_output(output: Path | None) -> Path:
+def output_folder(output: Path | None) -> Path:
+    """The folder for the results of several images, which is made where it is missing."""
     if output is None:
         return Path()
     if file_suffix(output).lower() in OUTPUT_SUFFIXES or output.is_file():

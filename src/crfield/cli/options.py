@@ -10,6 +10,7 @@ from typing import Any
 
 import crfield
 from crfield._validate import InputError
+from crfield.dense import DEFAULT_ALGORITHM, DEFAULT_MAX_ITER
 from crfield.imagefiles import DEFAULT_MAX_PIXELS
 
 # Their names in the parsed arguments are those of the parameters of `crfield.refine`.
@@ -112,11 +113,12 @@ def add_inference_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("inference")
     add = group.add_argument
     add("--algorithm", choices=("concave", "cccp", "parallel"),
-        help=f"mean-field update; the first two always converge {_default('algorithm')}")
+        help="mean-field update; the first two always converge (default: the --model's, else "
+        f"{DEFAULT_ALGORITHM})")
     add("--filter", choices=("auto", "lattice", "exact"),
         help=f"how to sum over all pairs of pixels {_default('filter')}")
     add("--iterations", dest="max_iter", type=int, metavar="N",
-        help=f"most iterations {_default('max_iter')}")
+        help=f"most iterations (default: the --model's, else {DEFAULT_MAX_ITER})")
     add("--tol", type=float, metavar="T",
         help=f"stop when no probability changes by more {_default('tol')}")
     add("--threads", type=_count, metavar="N", help="threads (default: one per core)")

@@ -182,6 +182,7 @@ def learn(
     patience, batch_size = as_count(patience, "patience"), as_count(batch_size, "batch_size")
     step_size, seed = as_positive_number(step_size, "step_size"), as_count(seed, "seed", 0)
     as_choice(optimizer, "optimizer", OPTIMIZERS)
+    model = inference.kept_in(model)
     parameters = Parameters(model, groups, project=project, prior=prior)
     chosen = loss if isinstance(loss, Loss) else make_loss(loss, examples, model.n_labels)
     ridge = {**default_l2(len(examples)), **(l2 or {})}

@@ -7,7 +7,7 @@ import operator
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Protocol, TypeVar
 
@@ -82,6 +82,10 @@ class Inference:
         as_choice(self.algorithm, "algorithm", ("concave", "cccp", "parallel"))
         as_choice(self.filter, "filter", METHODS)
         as_count(self.n_iter, "n_iter", 0)
+
+    def kept_in(self, model: DenseCRF) -> DenseCRF:
+        """The model, made to infer like this from now on."""
+        return replace(model, algorithm=self.algorithm, max_iter=self.n_iter)
 
 
 @dataclass(frozen=True)

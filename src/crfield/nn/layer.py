@@ -105,7 +105,10 @@ class DenseCRF(nn.Module):
 
     @classmethod
     def from_model(cls, model: Model, **options: Any) -> DenseCRF:
-        """The layer of a `crfield.DenseCRF`, `model`; `options` as for the constructor."""
+        """The layer of a `crfield.DenseCRF`, `model`; `options` as for the constructor.
+
+        `n_iter` and `algorithm` are those that the model was learned with, if it was.
+        """
         if not isinstance(model, Model):
             raise InputError(
                 f"model must be a crfield.DenseCRF, got {shown(model)}; "
@@ -116,12 +119,17 @@ class DenseCRF(nn.Module):
                 "a layer has no recalibration, got a model with one; put a 1x1 convolution before "
                 "the layer, or drop it with dataclasses.replace(model, recalibration=None)."
             )
-        return cls(model.n_labels, model.terms, **options)
+        learned = {"n_iter": model.max_iter, "algorithm": model.algorithm}
+        known = {name: value for name, value in learned.items() if value is not None}
+        return cls(model.n_labels, model.terms, **(known | options))
 
     def to_model(self) -> Model:
         """A `crfield.DenseCRF` with the values that the parameters have now."""
         concave = self.algorithm != "parallel"
-        return Model(self.n_labels, [term.to_term(concave=concave) for term in self._parts()])
+        return Model(
+            self.n_labels, [term.to_term(concave=concave) for term in self._parts()],
+            algorithm=self.algorithm, max_iter=self.n_iter,
+        )
 
     def forward(
         self, logits: Tensor, image: Tensor | None = None, *,

@@ -4,6 +4,7 @@ import { setLabels } from "./labels.js";
 import { hint, status, toast, track } from "./notices.js";
 import { Scribbles } from "./painting.js";
 import { requestRefine, stopRefining } from "./refiner.js";
+import { useInference } from "./settings.js";
 import { FIRST_LABELS, NONE, element, emit, state } from "./state.js";
 
 /** @type {AbortController | null} the file that is being opened */
@@ -185,6 +186,7 @@ export const openModel = (file) => exclusively("Opening", async (signal) => {
       `${state.initial.n_labels}: use a model learned for these labels.`);
   }
   state.model = { ...answer, name: file.name, file };
+  useInference(answer);
   if (!state.initial) {
     setLabels(namedLabels(answer.n_labels, state.labels));
   }

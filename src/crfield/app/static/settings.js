@@ -88,6 +88,13 @@ export function useDefaults() {
   emit("settings");
 }
 
+/** What a learned model says of how to apply it, if it does. */
+export function useInference({ algorithm, max_iter: most }) {
+  if (state.server.algorithms.includes(algorithm)) state.settings.algorithm = algorithm;
+  if (most !== null) state.settings.max_iter = tidy(INFERENCE[0], most);
+  emit("settings");
+}
+
 function change(key, value, time) {
   if (state.settings[key] === value) return;
   state.settings[key] = value;

@@ -72,7 +72,7 @@ def approximate_likelihood(
     settings = choose_inference(inference)
     iterations = as_count(max_iter, "max_iter", 0)
     smallest = as_scalar(tol, "tol")
-    parameters = Parameters(model, ("compat",), project=project)
+    parameters = Parameters(settings.kept_in(model), ("compat",), project=project)
     decay = parameters.decay({**default_l2(len(examples)), **(l2 or {})})
     vector = parameters.start
     steps = np.full(vector.shape, float(as_positive(as_scalar(step, "step"), "step")))

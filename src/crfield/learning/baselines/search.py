@@ -242,7 +242,7 @@ class _Trial:
         report.confusions.append(counts)
         if report.best_model is None or score > report.scores[report.best_iteration]:
             report.best_iteration = report.n_evaluations
-            report.best_model = model
+            report.best_model = self._inference.kept_in(model)
         report.n_evaluations += 1
         if self._progress is not None and self._progress(report.n_evaluations - 1, report):
             raise Stopped
