@@ -35,7 +35,7 @@ template <class T, class Body> void with_row_length(int n_columns, Body&& body) 
     if (row_vector_bytes<T>(n_columns) == 8) return body(typename Lanes<T, 8>::type{}, Count<1>{});
   if (row_vector_bytes<T>(n_columns) == 16) return body(typename Lanes<T, 16>::type{}, Count<1>{});
   switch (padded_columns<T>(n_columns) / Traits<Wide>::width) {
-#ifndef CRFIELD_FEW_LENGTHS  // sanitizers take minutes to compile each
+#ifndef CRFIELD_FEW_LENGTHS  // see CMakeLists.txt
     case 1: return body(Wide{}, Count<1>{});
     case 2: return body(Wide{}, Count<2>{});
     case 4: return body(Wide{}, Count<4>{});

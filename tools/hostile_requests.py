@@ -297,7 +297,8 @@ def raw(port: int, data: bytes) -> int:
             if not data.endswith(b"\r\n\r\n"):  # or the server waits for more
                 connection.shutdown(socket.SHUT_WR)
             answer = b""
-            while part := connection.recv(65536):
+            # Only the first line: the server may keep the connection open after it.
+            while b"\r\n" not in answer and (part := connection.recv(65536)):
                 answer += part
         except ConnectionError:
             return 0
