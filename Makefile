@@ -59,7 +59,7 @@ sanitize: install
 	    -C build-dir=build/sanitize -C cmake.define.CRFIELD_SANITIZE=ON -C install.strip=false
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	CRFIELD_RANDOM_MODELS=60 CRFIELD_EXAMPLES=10 $(PYTEST) -p no:cacheprovider \
+	CRFIELD_RANDOM_MODELS=25 CRFIELD_EXAMPLES=5 $(PYTEST) -p no:cacheprovider \
 	    tests/test_filters.py tests/test_meanfield.py tests/test_native.py tests/test_plan.py \
 	    tests/test_graphcut*.py tests/test_patterns_sampling.py tests/test_bad_input*.py \
 	    tests/test_chains.py tests/test_chains_input.py tests/test_factor_graphs.py \
