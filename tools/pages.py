@@ -167,6 +167,9 @@ def run_tutorial(name: str) -> dict[str, Any]:
 def save_picture(picture: Image.Image, name: str, n_colours: int = 128) -> None:
     """Write docs/images/NAME.png with a palette, which is a fraction of the size."""
     path = DOCS / "images" / f"{name}.png"
-    reduced = picture.convert("RGB").quantize(n_colours, dither=Image.Dither.NONE)
+    # Colours that are rare, such as that of a few wrong letters, are kept.
+    reduced = picture.convert("RGB").quantize(
+        n_colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+    )
     reduced.save(path, optimize=True)
     print(f"{path.name}: {picture.size}, {os.path.getsize(path) / 1000:.0f} kB")
