@@ -248,7 +248,7 @@ template <class T> void bind_grid(nb::module_& m, const char* name) {
   using Self = GridPropagation<T>;
   using Table = std::optional<Matrix<T>>;
   struct Bound {
-    std::size_t size, n_pairs;
+    std::size_t n_pixels, size, n_pairs;
     std::unique_ptr<Self> grid;
   };
   nb::class_<Bound>(m, name)
@@ -273,7 +273,7 @@ template <class T> void bind_grid(nb::module_& m, const char* name) {
                   vertical_table ? vertical_table->data() : nullptr}};
              nb::gil_scoped_release release;
              const std::size_t n_edges = horizontal.shape(0) + vertical.shape(0);
-             new (self) Bound{costs.size(), n_edges * n * n, std::make_unique<Self>(
+             new (self) Bound{costs.shape(0), costs.size(), n_edges * n * n, std::make_unique<Self>(
                                   rows, columns, static_cast<int>(n), costs.data(), edges,
                                   temperature, threads)};
            },
@@ -303,6 +303,15 @@ template <class T> void bind_grid(nb::module_& m, const char* name) {
              nb::gil_scoped_release release;
              self.grid->edge_beliefs(out.data());
            }, "out"_a.noconvert())
+      .def("improve",
+           [](const Bound& self, OutVector<std::int32_t> labels) {
+             require(labels.shape(0) == self.n_pixels, "labels have the wrong length");
+             const auto n = static_cast<std::int32_t>(self.size / self.n_pixels);
+             for (std::size_t i = 0; i < self.n_pixels; ++i)
+               require(labels.data()[i] >= 0 && labels.data()[i] < n, "labels out of range");
+             nb::gil_scoped_release release;
+             self.grid->improve(labels.data());
+           }, "labels"_a.noconvert())
       .def("log_partition", [](const Bound& self) {
         nb::gil_scoped_release release;
         return self.grid->log_partition();

@@ -1,6 +1,7 @@
 #include "grid_propagation.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <utility>
@@ -197,6 +198,45 @@ template <class T> void GridPropagation<T>::edge_beliefs(T* out) const {
         }
     });
     out += height * width * n * n;
+  }
+}
+
+template <class T> void GridPropagation<T>::improve(std::int32_t* labels) const {
+  // The energy falls with every change; rounding alone could make it go on for ever.
+  constexpr int most_turns = 1000;
+  const auto n = static_cast<std::size_t>(n_states_);
+  for (int turn = 0, idle = 0; turn < most_turns && idle < 2; ++turn) {
+    std::atomic<bool> has_changed = false;
+    parallel_ranges(rows_, threads_, 4, [&](int, std::size_t begin, std::size_t end) {
+      std::vector<double> costs(n);
+      // What the label at the other end of an edge adds, which is the end before or behind it.
+      const auto add = [&](std::size_t axis, std::size_t edge, std::int32_t label, bool is_before) {
+        const auto other = static_cast<std::size_t>(label);
+        const auto weight = static_cast<double>(weights_[axis][edge]);
+        const auto& table = tables_[axis];
+        if (table.empty()) {
+          costs[other] -= weight;  // all others cost that much more
+          return;
+        }
+        for (std::size_t l = 0; l < n; ++l)
+          costs[l] += weight * static_cast<double>(is_before ? table[other * n + l] : table[l * n + other]);
+      };
+      for (std::size_t row = begin; row < end; ++row)
+        for (std::size_t column = (row + static_cast<std::size_t>(turn)) % 2; column < columns_; column += 2) {
+          const std::size_t pixel = at(row, column);
+          std::int32_t& label = labels[row * columns_ + column];
+          for (std::size_t l = 0; l < n; ++l) costs[l] = static_cast<double>(costs_[l * plane_ + pixel]);
+          if (column > 0) add(0, pixel - 1, (&label)[-1], true);
+          if (column + 1 < columns_) add(0, pixel, (&label)[1], false);
+          if (row > 0) add(1, pixel - stride_, *(&label - columns_), true);
+          if (row + 1 < rows_) add(1, pixel, *(&label + columns_), false);
+          const auto best = std::min_element(costs.begin(), costs.end());
+          if (!(*best < costs[static_cast<std::size_t>(label)])) continue;
+          label = static_cast<std::int32_t>(best - costs.begin());
+          has_changed.store(true, std::memory_order_relaxed);
+        }
+    });
+    idle = has_changed ? 0 : idle + 1;
   }
 }
 

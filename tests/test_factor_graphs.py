@@ -441,6 +441,31 @@ def test_equal_labels_on_grids_do_not_contradict_each_other() -> None:
     assert graph.energy(result.labels) == 0.0
 
 
+@pytest.mark.parametrize("kind", ["potts", "tables", "mixed"])
+def test_no_change_of_one_label_on_a_grid_helps(kind: str) -> None:
+    shape, n = (7, 9), 4
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        tables = [None if kind == "potts" else rng.normal(size=(n, n)) for _ in range(2)]
+        if kind == "mixed":
+            tables[1] = None
+        weights = rng.random((7, 8)) * 3, rng.random((6, 9)) * 3
+        graph = FactorGraph(rng.normal(size=(63, n)), [GridFactors(shape, *weights, *tables)])
+        assert graph.planes is not None
+        # One iteration leaves much to improve.
+        one, two = (
+            infer_graph(graph, temperature=0.0, n_iter=1, threads=threads) for threads in (1, 2)
+        )
+        np.testing.assert_array_equal(one.labels, two.labels)
+        assert one.min_marginals is not None
+        assert one.energy < graph.energy(one.min_marginals.argmin(1))
+        for v in range(63):
+            for state in range(n):
+                other = one.labels.copy()
+                other[v] = state
+                assert graph.energy(other) >= one.energy - 1e-9
+
+
 def test_trees_beside_loops_keep_their_exact_bound() -> None:
     rng = np.random.default_rng(0)
     costs = rng.normal(size=(8, 2))

@@ -15,10 +15,6 @@ from crfield.graphs.factor_graph import FactorGraph
 from crfield.graphs.factors import GridFactors
 from crfield.graphs.graph_results import GraphResult
 
-# Turns of improving labels on a grid, half of the pixels in each.
-_MOST_TURNS = 40
-
-
 class Messages:
     """Messages on any graph."""
 
@@ -183,39 +179,14 @@ class Planes:
                 "use smaller ones, or float64 costs."
             )
         soft = self.temperature > 0
-        labels = beliefs.argmax(1).astype(np.int32) if soft else self._choose_in_turn(beliefs)
+        labels = (beliefs.argmax(1) if soft else beliefs.argmin(1)).astype(np.int32)
+        if not soft:
+            self.propagation.improve(labels)
         marginals = beliefs if soft else _certain(beliefs, labels)
         return GraphResult(
             self.graph, self.temperature, marginals, None if soft else beliefs, labels,
             _grid_energy(self.graph, self.grid, labels), residuals, converged, exact, self,
         )
-
-    def _choose_in_turn(self, beliefs: FloatArray) -> NDArray[np.int32]:
-        """The colours of a chessboard in turn, each given the other, while the energy falls."""
-        costs = np.asarray(self.graph.planes).reshape(*self.grid.shape, -1)
-        labels = beliefs.argmin(1).reshape(self.grid.shape)
-        n = costs.shape[-1]
-        tables = [
-            1 - np.eye(n) if table is None else table for table in self.grid.tables_by_axis
-        ]
-        right, down = (weights[..., None] for weights in self.grid.weights)
-        is_black = np.indices(self.grid.shape).sum(0) % 2 == 0
-        for turn in range(_MOST_TURNS):
-            given = costs.astype(np.float64)
-            given[:, :-1] += right * tables[0].T[labels[:, 1:]]
-            given[:, 1:] += right * tables[0][labels[:, :-1]]
-            given[:-1] += down * tables[1].T[labels[1:]]
-            given[1:] += down * tables[1][labels[:-1]]
-            best = given.argmin(-1)
-            lower = np.take_along_axis(given, best[..., None], -1) < np.take_along_axis(
-                given, labels[..., None], -1
-            )
-            moved = lower[..., 0] & (is_black == bool(turn % 2))
-            if turn > 1 and not lower.any():
-                break
-            labels = np.where(moved, best, labels)
-        found: NDArray[np.int32] = labels.reshape(-1).astype(np.int32)
-        return found
 
 
 def _grid_energy(graph: FactorGraph, grid: GridFactors, labels: NDArray[np.int32]) -> float:
