@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 namespace crfield::CRFIELD_ISA {
 namespace {
@@ -250,6 +251,14 @@ T send_row(const GridPass<T>& pass, std::size_t row, T* scratch) {
   for (std::size_t column = 0; column < pass.columns; column += width) {
     const auto here = static_cast<std::ptrdiff_t>(column);
     const std::ptrdiff_t pixel = static_cast<std::ptrdiff_t>(row) * stride + here;
+    // More streams than the processor follows by itself: the next row, once a line of the cache.
+    if (here * sizeof(T) % 64 == 0) {
+      for (int l = 0; l < n; ++l) {
+        const std::ptrdiff_t next = l * plane + pixel + stride;
+        for (const T* start : {pass.in[0], pass.in[1], pass.in[2] + stride, pass.in[3], pass.costs})
+          __builtin_prefetch(start + next);
+      }
+    }
     for (int l = 0; l < n; ++l) {
       const std::ptrdiff_t at = l * plane + pixel;
       const V left = load<V>(pass.in[0] + at), right = load<V>(pass.in[1] + at);

@@ -18,11 +18,12 @@ GridPropagation<T>::GridPropagation(std::size_t rows, std::size_t columns, int n
                                     int threads)
     : rows_(rows), columns_(columns), n_states_(n_states), temperature_(static_cast<T>(temperature)),
       threads_(threads) {
-  // Vectors reach past the last pixel of a row, and one place before its first.
+  // Vectors reach past the last pixel of a row, and one place before its first; what is fetched ahead of its
+  // use, two rows past the last.
   const auto lanes = static_cast<std::size_t>(grid_lanes(sizeof(T)));
   stride_ = (columns + lanes - 1) / lanes * lanes + lanes;
   origin_ = stride_ + lanes;
-  plane_ = (rows + 2) * stride_ + 2 * lanes;
+  plane_ = (rows + 3) * stride_ + 2 * lanes;
   const auto n = static_cast<std::size_t>(n_states);
   costs_.assign(n * plane_, T{0});
   for (auto& planes : in_) planes.assign(n * plane_, T{0});
