@@ -17,10 +17,15 @@ from graph_reference import Reference, pattern_cost, ray_cost, table_cost
 
 def random_graph(
     rng: np.random.Generator, n: int, forest: bool, t: float, hard: bool = False,
-    most_states: int = 4,
+    most_joint: int | None = None,
 ) -> tuple[FactorGraph, Reference]:
-    """n variables with 1 to 4 states and factors of all kinds, orders 1 to 4."""
-    sizes = np.minimum(rng.choice([1, 2, 2, 2, 3, 3, 4], n), most_states)
+    """n variables with 1 to 4 states and factors of all kinds, tables of orders 1 to 4.
+
+    Where there would be more than `most_joint` joint states, the largest variables shrink.
+    """
+    sizes = rng.choice([1, 2, 2, 2, 3, 3, 4], n)
+    while most_joint is not None and sizes.prod() > most_joint:
+        sizes[sizes.argmax()] -= 1
     costs = [rng.normal(0, 2, s) for s in sizes]
     factors, reference = [], []
     # Sets of variables that grow together; a forest's factor takes one of each set.

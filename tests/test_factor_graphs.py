@@ -62,11 +62,16 @@ def test_forests_are_exact(seed: int, t: float, hard: bool) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_twelve_variables(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    graph, reference = random_graph(rng, 12, True, 1.0, most_states=2)
+    graph, reference = random_graph(rng, 12, True, 1.0, most_joint=10_000)
+    assert len(set(graph.n_states)) > 1
     result = infer_graph(graph)
     for found, expected in zip(result.marginals, reference.marginals(1.0), strict=True):
         np.testing.assert_allclose(found[: len(expected)], expected, atol=1e-9)
     assert result.log_partition == pytest.approx(reference.log_partition(1.0), abs=1e-9)
+    hard, reference = random_graph(rng, 12, True, 0.0, most_joint=10_000)
+    assert infer_graph(hard, temperature=0.0).energy == pytest.approx(
+        energies(reference).min(), abs=1e-9
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -145,7 +150,7 @@ def test_fixed_points_on_loops_satisfy_the_equations(schedule: str, t: float) ->
     settled = 0
     for seed in range(25):
         rng = np.random.default_rng(seed)
-        graph, reference = random_graph(rng, int(rng.integers(3, 7)), False, t)
+        graph, reference = random_graph(rng, int(rng.integers(3, 13)), False, t)
         # A composition of several free units is several factors: leave those to the forests.
         if len(reference.factors) == graph.n_factors:
             settled += check_equations(graph, reference, t, schedule)
