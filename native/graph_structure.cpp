@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <unordered_map>
 
 #include "factor_graph.hpp"
 
@@ -33,44 +34,48 @@ GraphStructure::GraphStructure(const std::int64_t* n_states, std::size_t n_varia
 std::vector<double> GraphStructure::forest_shares() const {
   std::vector<double> shares(n_factors(), 1.0);
   if (is_forest) return shares;
-  const auto find = [](std::vector<std::int32_t>& parents, std::int32_t v) {
-    while (parents[static_cast<std::size_t>(v)] != v) {
-      std::int32_t& parent = parents[static_cast<std::size_t>(v)];
-      v = parent = parents[static_cast<std::size_t>(parent)];
+  // Sets of joined variables. A forest that few variables are in lists these alone: there may be as many
+  // forests as a variable has factors.
+  struct Sets {
+    explicit Sets(std::size_t n) : parents(n) {
+      for (std::size_t v = 0; v < n; ++v) parents[v] = static_cast<std::int32_t>(v);
     }
-    return v;
+    std::int32_t& parent(std::int32_t v) {
+      return parents.empty() ? listed.try_emplace(v, v).first->second : parents[static_cast<std::size_t>(v)];
+    }
+    std::int32_t find(std::int32_t v) {
+      for (std::int32_t up = parent(v); up != v; up = parent(v)) v = parent(v) = parent(up);
+      return v;
+    }
+    std::vector<std::int32_t> parents;
+    std::unordered_map<std::int32_t, std::int32_t> listed;
   };
-  const auto alone = [&] {
-    std::vector<std::int32_t> parents(n_variables());
-    for (std::size_t v = 0; v < parents.size(); ++v) parents[v] = static_cast<std::int32_t>(v);
-    return parents;
-  };
-  // A factor goes to the first forest in which it closes no loop; sets of joined variables of each, and of
-  // the whole graph.
-  std::vector<std::vector<std::int32_t>> forests;
-  std::vector<std::int32_t> whole = alone(), ends;
+  constexpr std::size_t most_full_forests = 8;
+  // A factor goes to the first forest in which it closes no loop.
+  std::vector<Sets> forests;
+  Sets whole(n_variables());
+  std::vector<std::int32_t> ends;
   std::vector<std::size_t> forest_of(n_factors(), 0);
   for (std::size_t f = 0; f < n_factors(); ++f) {
     const std::int32_t first = variables[static_cast<std::size_t>(slot_starts[f])];
     for (std::int64_t slot = slot_starts[f] + 1; slot < slot_starts[f + 1]; ++slot)
-      whole[static_cast<std::size_t>(find(whole, variables[static_cast<std::size_t>(slot)]))] =
-          find(whole, first);
+      whole.parent(whole.find(variables[static_cast<std::size_t>(slot)])) = whole.find(first);
     if (slot_starts[f + 1] - slot_starts[f] == 1) continue;
     for (std::size_t k = 0;; ++k) {
-      if (k == forests.size()) forests.push_back(alone());
+      if (k == forests.size()) forests.emplace_back(k < most_full_forests ? n_variables() : 0);
       ends.clear();
       for (std::int64_t slot = slot_starts[f]; slot < slot_starts[f + 1]; ++slot)
-        ends.push_back(find(forests[k], variables[static_cast<std::size_t>(slot)]));
+        ends.push_back(forests[k].find(variables[static_cast<std::size_t>(slot)]));
       std::sort(ends.begin(), ends.end());
       if (std::adjacent_find(ends.begin(), ends.end()) != ends.end()) continue;
-      for (const std::int32_t end : ends) forests[k][static_cast<std::size_t>(end)] = ends.front();
+      for (const std::int32_t end : ends) forests[k].parent(end) = ends.front();
       forest_of[f] = k;
       break;
     }
   }
   const auto component = [&](std::size_t f) {
     const std::int32_t first = variables[static_cast<std::size_t>(slot_starts[f])];
-    return static_cast<std::size_t>(find(whole, first));
+    return static_cast<std::size_t>(whole.find(first));
   };
   std::vector<std::size_t> counts(n_variables(), 1);
   for (std::size_t f = 0; f < n_factors(); ++f)

@@ -82,6 +82,10 @@ def test_wrong_settings_are_refused():
     assert "GiB" in refusal(k_best_chains, np.zeros((10**5, 2)), np.zeros((2, 2)), 10**9)
 
 
+def test_ragged_labels_are_refused():
+    assert "labels[0]" in refusal(chain_energies, COSTS, TABLE, [[0, [1, 2], 0, 1]])
+
+
 def test_what_memory_cannot_hold_is_refused_before_work(monkeypatch):
     costs, table = np.zeros((2, 1000), np.float32), np.zeros((1000, 1000), np.float32)
     monkeypatch.setattr("crfield._validate.available_memory", lambda: 6e6)

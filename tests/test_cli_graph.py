@@ -289,8 +289,8 @@ def test_solution_files(capsys):
         (["chain.uai", "--evidence", "cloudy.evid"], "an observed variable must be at least 0 and"),
         (["sprinkler.uai", "--evidence", "two.evid"], "choose one by observation (--observation)"),
         (["chain.uai", "--observation", "1"], "--observation chooses one in a file of evidence"),
-        (["chain.uai", "--temperature", "0"], "--temperature must be positive, got 0; use --task"),
-        (["chain.uai", "--temperature", "nan"], "--temperature must be positive, got nan"),
+        (["chain.uai", "--temperature", "0"], "and 1e+100, got 0; use --task map"),
+        (["chain.uai", "--temperature", "nan"], "--temperature must lie between 1e-06 and 1"),
         (["chain.uai", "--iterations", "0"], "--iterations must be at least 1, got 0"),
         (["chain.uai", "--k-best", "0"], "--k-best must be at least 1, got 0"),
         (["chain.uai", "--samples", "-1"], "--samples must be at least 1, got -1"),
@@ -301,6 +301,7 @@ def test_solution_files(capsys):
         (["ring.uai", "--k-best", "2"], "--k-best needs a model without loops"),
         (["ring.uai", "--schedule", "exact"], "--schedule exact needs a model without loops"),
         (["chain.uai", "--task", "pr", "--out", "chain.uai"], "chain.uai is read by this command"),
+        (["chain.uai", "--out", "."], "--out must be the name of a file, got '.'"),
         (["chain.uai", "--out", "missing/x"], "cannot write missing/x.PR: no such file"),
     ],
 )

@@ -506,6 +506,38 @@ def test_what_another_graph_forbade_is_forgotten() -> None:
     np.testing.assert_allclose(result.marginals, 0.5, atol=1e-5)
 
 
+def test_what_evidence_forbade_on_a_loop_is_forgotten() -> None:
+    edges, equal = [[0, 1], [1, 2], [2, 3], [3, 0]], np.array([[0.0, np.inf], [np.inf, 0.0]])
+
+    def ring_with(first: list[float]) -> FactorGraph:
+        return FactorGraph([first, *np.zeros((3, 2))], [TableFactors(edges, equal)])
+
+    hard = infer_graph(ring_with([np.inf, 0.0]))
+    result = infer_graph(ring_with([0.0, 0.0]), start=hard)
+    np.testing.assert_allclose(result.marginals, 0.5, atol=1e-5)
+    other = infer_graph(ring_with([0.0, np.inf]), start=hard)
+    np.testing.assert_allclose(other.marginals[:, 0], 1.0)
+
+
+def test_copies_of_results_have_all_but_messages() -> None:
+    import copy
+
+    result = infer_graph(ring([1.0, 0.5, -0.3, 0.2], 2)[0])
+    again = copy.deepcopy(result)
+    assert again.log_partition == result.log_partition
+    assert again.status == result.status
+    np.testing.assert_array_equal(again.marginals, result.marginals)
+    with pytest.raises(ValueError, match="needs the messages"):
+        again.factor_marginals()
+
+
+def test_shares_where_many_factors_join_two_variables() -> None:
+    edges = [[0, 1]] * 20 + [[2, 3], [3, 4], [4, 2]]
+    shares = FactorGraph(np.zeros((6, 2)), [PottsFactors(edges, 0.1)]).forest_shares
+    np.testing.assert_allclose(shares[:20], 1 / 20)
+    np.testing.assert_allclose(shares[20:], 1 / 2)
+
+
 def test_a_graph_keeps_what_it_was_given() -> None:
     table, edges = np.array([[0.0, 5.0], [5.0, 0.0]]), np.array([[0, 1]], np.int32)
     graph = FactorGraph([[0.0, 1.0], [0.0, 0.0]], [TableFactors(edges, table)])

@@ -21,6 +21,7 @@ from crfield.graphs import (
     Term,
     infer_graph,
     k_best_graph,
+    log_linear_loss,
     sample_graph,
     table_factors,
 )
@@ -28,6 +29,7 @@ from crfield.graphs import (
 FREE = np.zeros((3, 2))
 LOOP = FactorGraph(FREE, [PottsFactors([[0, 1], [1, 2], [0, 2]], 1.0)])
 EMPTY = np.zeros((0, 2), int)
+DATA = FeatureGraph(np.array([2]), (Term([[0]]),))
 
 
 @pytest.mark.parametrize(
@@ -70,8 +72,8 @@ EMPTY = np.zeros((0, 2), int)
         (lambda: PatternFactors([[0, 1]], np.ones((1, 3)), np.zeros(1)), r"\(J, 2\)"),
         (lambda: PatternFactors([[0, 1]], np.ones((1, 2)), np.zeros(2)), "biases must have"),
         (lambda: PatternFactors([[0, 1]], np.ones((1, 2)), np.zeros(1), "max"), "composition"),
-        (lambda: RayFactors([0, 2], [0], [1.0]), "rise from 0"),
-        (lambda: RayFactors([0, 1, 1], [0], [1.0]), "leave empty rays out"),
+        (lambda: RayFactors([0, 2], [0], [1.0]), "run from 0 to the 1 variables"),
+        (lambda: RayFactors([0, 1, 1], [0], [1.0]), "1 and then 1 at ray 1"),
         (lambda: RayFactors([0, 2], [0, 0], [1.0, 1.0]), "once, got ray 0 twice"),
         (lambda: RayFactors([0, 1], [0], [-1.0]), "scores must not be negative"),
         (lambda: table_factors([((0, 1), np.zeros(2))]), "an axis for each of its variables"),
@@ -101,9 +103,12 @@ def test_wrong_models_are_refused(build: Callable[[], Any], message: str) -> Non
         (lambda: LOOP.energy([0, 1]), r"shape \(3,\)"),
         (lambda: LOOP.energy([0, 1, 2]), "variable 2 must lie between 0 and 1, got 2"),
         (lambda: infer_graph(LOOP).factor_marginals(1), "group must be at least 0 and at most 0"),
+        (lambda: FactorGraph(FREE).energy([0, 0, 0], "a"), "temperature must be a number"),
+        (lambda: FactorGraph(FREE).energy([0, 0, 0], -1), "temperature must be 0 or at least"),
+        (lambda: sample_graph(FactorGraph(FREE), temperature=0), "use infer_graph for 0"),
         (lambda: infer_graph(
             FactorGraph(FREE, [RayFactors([0, 3], [0, 1, 2], [1.0] * 3)])
-        ).factor_marginals(), "RayFactors has no table"),
+        ).factor_marginals(), "RayFactors must have tables of joint states"),
         (lambda: infer_graph(FactorGraph(
             [[0.0, np.inf], [0.0, np.inf]], [TableFactors([[0, 1]], [[np.inf, 0.0], [0.0, 0.0]])]
         )), "forbid all of them"),
@@ -117,7 +122,36 @@ def test_wrong_questions_are_refused(run: Callable[[], Any], message: str) -> No
         run()
 
 
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda: FeatureGraph(np.array([2, 2]), (1,)), "terms must be a list of Term"),
+        (lambda: FeatureGraph(np.zeros(0, int), ()), "at least one variable"),
+        (lambda: log_linear_loss(None, (), []), "data must be a FeatureGraph"),
+        (lambda: log_linear_loss(DATA, None, [0]), "weights must be 1 arrays"),
+        (lambda: log_linear_loss(DATA, ("ab",), [0]), r"weights\[0\] must hold real numbers"),
+        (lambda: log_linear_loss(DATA, (np.zeros((1, 2)),), [0], like=3), "like a GraphResult"),
+    ],
+)
+def test_wrong_log_linear_models_are_refused(run: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run()
+
+
+def test_weights_may_be_nested_lists() -> None:
+    assert log_linear_loss(DATA, ([[0.0, 0.0]],), [0]).value == pytest.approx(np.log(2))
+
+
 def test_sizes_that_cannot_fit_are_refused() -> None:
+    for build in (
+        lambda: infer_graph(FactorGraph([np.zeros(10**6)] + [np.zeros(2)] * 20000)),
+        lambda: GridFactors((10**6, 10**6)),
+        lambda: PatternFactors(
+            np.arange(10**6).reshape(-1, 10), np.ones((30000, 10)), np.zeros(30000)
+        ),
+    ):
+        with pytest.raises(InputError, match="GiB can be had"):
+            build()
     edges = np.broadcast_to(np.array([[0, 1]]), (10, 2))
     graph = FactorGraph(np.zeros((2, 2)), [PottsFactors(edges, 1.0)])
     assert not graph.is_forest  # edges may join the same variables twice

@@ -264,7 +264,7 @@ def test_piecewise_training_is_near_joint_training() -> None:
         ([np.zeros((2, 1))], [[0, 1]], r"must be \(features, edges\)"),
         ([(np.zeros((2, 1)), [[0, 2]])], [[0, 1]], "must name nodes 0 to 1"),
         ([(np.zeros((2, 1)), [[0, 1]])], [[0, 1, 1]], r"y\[0\] must have shape \(2,\)"),
-        ([(np.zeros((2, 1)), [[0, 1]])], [], "must be a list of 1 arrays"),
+        ([(np.zeros((2, 1)), [[0, 1]])], [], "one array a sample, got 0 for 1 samples"),
         ([(np.zeros((2, 1)), [[0, 1]], np.zeros((2, 1)))], [[0, 1]], "a row for each edge"),
         ([(np.full((2, 1), np.nan), [[0, 1]])], [[0, 1]], "must be finite"),
         (
@@ -273,6 +273,9 @@ def test_piecewise_training_is_near_joint_training() -> None:
         ),
         ([(np.zeros((2, 1)), [[1, 1]])], [[0, 1]], "must differ"),
         (2 * [(np.zeros((2, 1)), [[0, 1]])], [[0, 1], ["a", "b"]], "labels of one kind"),
+        ([(np.zeros((2, 1)), [[0, 1]])], [["a", 1]], "labels of one kind"),
+        ([(np.zeros((2, 1)), [[0, 1]])], [[0, [1]]], r"y\[0\] must be an array of labels"),
+        ([(np.full((2, 1), 1e200), [[0, 1]])], [[0, 1]], "must not exceed 1e\\+100"),
     ],
 )
 def test_wrong_graphs_are_refused(X: object, y: object, message: str) -> None:
@@ -288,6 +291,17 @@ def test_wrong_grids_and_settings_are_refused() -> None:
         GridCRF(optimizer="newton").fit(X, y)
     with pytest.raises(ValueError, match="fit"):
         GridCRF().predict(X)
+    with pytest.raises(ValueError, match="C must lie between"):
+        GridCRF(C=1e-320).fit(X, y)
+    with pytest.raises(ValueError, match="smaller step_size"):
+        GridCRF(optimizer="sgd", step_size=1e40, max_iter=3).fit([np.ones((2, 2, 1))], y)
+    with pytest.raises(ValueError, match=r"y\[0\] must be an array of labels"):
+        GridCRF().fit(X, [[[0, 1], [0]]])
+    with pytest.raises(ValueError, match="kind that fit had, numbers, got strings"):
+        GridCRF(tol=10.0).fit(X, y).score(X, [np.array([["a", "b"], ["a", "b"]])])
+    far = GridCRF(tol=0.01).fit([np.array([[[0.0], [1]], [[0], [1]]])], y)
+    with pytest.raises(ValueError, match="X must give scores of at most"):
+        far.predict([np.full((2, 2, 1), 1e90)])
     model = GridCRF(tol=10.0).fit(X, y)
     with pytest.raises(ValueError, match="1 features like the examples of fit"):
         model.predict([np.zeros((2, 2, 3))])

@@ -74,6 +74,15 @@ def test_trees_by_enumeration(above, seed, temperature, is_flipped):
     assert more.residuals.max() < 1e-9
 
 
+def test_temperatures_beyond_float32_are_refused():
+    edges = torch.tensor([[0, 1]], device=DEVICE)
+    with pytest.raises(ValueError, match="temperature must not exceed"):
+        propagate_graph(
+            torch.zeros(1, 2, 2, device=DEVICE), edges, torch.zeros(2, 2, device=DEVICE),
+            temperature=1e39,
+        )
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 @pytest.mark.parametrize("damping", [0.0, 0.4])
 def test_fixed_points_on_loops(temperature, damping):

@@ -160,6 +160,14 @@ def test_lists_are_padded_or_refused():
     unsigned = pad_rays(np.array([0, 2, 3], np.uint64), np.arange(3, dtype=np.uint32))
     assert unsigned.tolist() == [[0, 1], [2, -1]]
     assert "got 1 to 2" in refusal(pad_rays, [1, 2], [1, 2])
+    assert "fill must be a whole number" in refusal(pad_rays, [0, 2], [1, 2], np.nan)
+    assert "fill must be a number" in refusal(pad_rays, [0, 2], [1, 2], "x")
+    swapped = pad_rays([0, 1, 3], np.array([1.5, 2, 3], ">f8"), np.nan)
+    assert swapped.dtype == torch.float64
+    assert swapped.isnan().sum() == 1
+    assert "shapes (R, N)" in refusal(expected_depth_error, *[torch.zeros(2)] * 2, torch.zeros(2))
+    whole = torch.ones(2, 3, dtype=torch.long)
+    assert "floating-point" in refusal(expected_depth_error, whole, whole, torch.zeros(2))
     assert "must not fall" in refusal(pad_rays, np.array([0, 5, 3], np.uint64), np.arange(3))
     assert "whole numbers" in refusal(pad_rays, [0.0, 2.0], [1, 2])
     assert "whole numbers" in refusal(pad_rays, 2, [1, 2])

@@ -265,8 +265,10 @@ GOOD = np.zeros(SIZE)
         (lambda: look_up(GOOD[None], [1], [0.5], [1]), "pixels of whole numbers"),
         (lambda: look_up(GOOD[None], [1], [0], [1, 2]), r"shape \(E,\)"),
         (lambda: look_up(GOOD[None], [1], [GOOD.size], [1]), "pixels must lie between 0 and 719"),
-        (lambda: first_hits([0, 2], [0.5]), "offsets must rise from 0"),
-        (lambda: first_hits([0, 2, 1], [0.5]), "offsets must rise from 0"),
+        (lambda: first_hits([0, 2], [0.5]), "offsets must run from 0 to the 1 entries"),
+        (lambda: first_hits([0, 2, 1], [0.5]), "offsets must not fall"),
+        (lambda: first_hits(np.array([0, 2, 1, 2], np.uint8), [0.5] * 2), "must not fall"),
+        (lambda: first_hits([0, 1], [[0.5]]), r"occupied must have shape \(E,\)"),
         (lambda: first_hits([0, 1], [1.5]), "occupied must lie between 0 and 1"),
     ],
 )

@@ -16,6 +16,7 @@ from crfield.graphs import (
     GridFactors,
     PatternFactors,
     PottsFactors,
+    RayFactors,
     TableFactors,
     _uai_text,
     infer_graph,
@@ -165,13 +166,47 @@ def test_evidence_cuts_loops(write):
     )
 
 
-def test_evidence_on_factors_without_tables_costs_infinity():
-    factors = [PottsFactors([[0, 1], [1, 2]], 0.7), DistanceFactors([[0, 3]], 1.0)]
-    graph = FactorGraph(np.arange(12.0).reshape(4, 3) / 5, factors)
-    fixed = condition(graph, {1: 2})
-    assert fixed.factors == graph.factors
-    assert fixed.energy([0, 2, 1, 0]) == pytest.approx(graph.energy([0, 2, 1, 0]))
-    assert fixed.energy([0, 1, 1, 0]) == np.inf
+def test_evidence_turns_edges_into_costs():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(3, 3))
+    factors = [
+        PottsFactors([[0, 1], [1, 2], [2, 3], [3, 0], [4, 5]], rng.normal(size=5)),
+        DistanceFactors([[0, 3], [1, 4]], 1.0, 1.5), GridFactors((2, 3), 0.3, 0.4),
+        GridFactors((2, 3), 0.3, 0.4, table, None),
+        RayFactors([0, 2], [6, 7], [0.5, 0.2], 0.1),
+    ]
+    costs = [*rng.normal(size=(6, 3)), *rng.normal(size=(2, 2))]
+    graph = FactorGraph(costs, factors)
+    fixed = condition(graph, {1: 2, 6: 1})
+    assert [type(group) for group in fixed.factors] == [
+        PottsFactors, DistanceFactors, PottsFactors, TableFactors, RayFactors
+    ]
+    for states in itertools.product(range(3), range(3), range(3), range(2)):
+        joint = [states[0], 2, states[1], states[2], 1, 0, 1, states[3]]
+        assert fixed.energy(joint) == pytest.approx(graph.energy(joint))
+    assert fixed.energy([0, 1, 0, 0, 0, 0, 1, 0]) == np.inf
+    ring = FactorGraph(np.zeros((4, 2)), [PottsFactors([[0, 1], [1, 2], [2, 3], [3, 0]], 1.0)])
+    assert condition(ring, {0: 0}).is_forest
+
+
+def test_pairs_without_tables_are_written_a_few_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("crfield.graphs.uai._ENTRIES_AT_A_TIME", 20)
+    rng = np.random.default_rng(0)
+    graph = FactorGraph(rng.normal(size=(12, 3)), [
+        PottsFactors([[0, 5], [1, 6], [2, 7]], rng.normal(size=3)),
+        GridFactors((3, 4), 0.3, 0.4, rng.normal(size=(3, 3)), None),
+    ])
+    write_uai(graph, tmp_path / "pairs.uai")
+    again = read_uai(tmp_path / "pairs.uai")
+    for _ in range(5):
+        states = rng.integers(0, 3, 12)
+        assert again.energy(states) == pytest.approx(graph.energy(states))
+
+
+@pytest.mark.parametrize("text", ["1 0", "2 0 0"])
+def test_evidence_that_was_cut_off_is_not_taken_for_none(write, text):
+    with pytest.raises(InputError, match="n pairs of variable and state"):
+        read_evidence(write(text))
 
 
 def test_white_space_and_spelling_do_not_matter(write):

@@ -45,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         return _fail(str(error))
     except MemoryError:
-        return _fail("not enough memory; use a smaller image, fewer labels or --filter lattice.")
+        return _fail(
+            "not enough memory; use a smaller image or model, fewer labels, or --filter lattice "
+            "where there is a filter."
+        )
     except OSError as error:
         where = error.filename or "standard output or another stream"
         return _fail(f"{error.strerror or error}: {where}.")

@@ -116,13 +116,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(arguments: argparse.Namespace, tasks: tuple[str, ...]) -> None:
+    from crfield.graphs._chain_inputs import LARGEST_TEMPERATURE, LEAST_TEMPERATURE
+
     for name in ("iterations", "k_best", "samples", "threads"):
         if getattr(arguments, name) is not None:
             as_count(getattr(arguments, name), f"--{name.replace('_', '-')}")
-    if not 0 < arguments.temperature < math.inf and (arguments.samples or tasks != ("map",)):
+    if not LEAST_TEMPERATURE <= arguments.temperature <= LARGEST_TEMPERATURE and (
+        arguments.samples or tasks != ("map",)
+    ):
         raise InputError(
-            f"--temperature must be positive, got {arguments.temperature:g}; use --task map for "
-            "the limit at 0."
+            f"--temperature must lie between {LEAST_TEMPERATURE:g} and {LARGEST_TEMPERATURE:g}, "
+            f"got {arguments.temperature:g}; use --task map for the limit at 0."
         )
     if arguments.observation is not None and arguments.evidence is None:
         raise InputError(
@@ -240,6 +244,8 @@ def _outputs(out: Path | None, tasks: tuple[str, ...]) -> dict[str, Path]:
     """Files to write by their tasks."""
     if out is None:
         return {}
+    if not out.name:
+        raise InputError(f"--out must be the name of a file, got {str(out)!r}; add a name to it.")
     if len(tasks) == 1:
         return {tasks[0]: out}
     words = {"pr": "PR", "mar": "MAR", "map": "MPE"}

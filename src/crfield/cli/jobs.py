@@ -88,7 +88,7 @@ def check_no_input_is_overwritten(outputs: Iterable[Path], inputs: Iterable[Path
         if os.path.realpath(path) in protected:
             raise InputError(
                 f"expected an output that is no input, but {path} is read by this command; "
-                "choose another name or folder with -o."
+                "choose another name or folder for it."
             )
 
 

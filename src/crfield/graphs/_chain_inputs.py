@@ -173,7 +173,7 @@ def offsets_of(lengths: Any, n_nodes: int, name: str) -> Offsets:
 
 def as_labels(labels: Any, batch: ChainBatch) -> Labels:
     """States (N,) of all nodes, from one array or one a chain."""
-    if isinstance(labels, Sequence) and any(map(np.ndim, labels)):
+    if isinstance(labels, Sequence) and any(map(_has_axes, labels)):
         parts = [as_array(part, f"labels[{c}]") for c, part in enumerate(labels)]
         lengths = np.diff(batch.offsets)
         if len(parts) != len(lengths):
@@ -205,11 +205,17 @@ def as_labels(labels: Any, batch: ChainBatch) -> Labels:
     return array.astype(np.int32)
 
 
-def as_temperature(temperature: Any, *, may_be_zero: bool) -> float:
-    """A positive number, or 0 where that means something."""
+def _has_axes(part: Any) -> bool:
+    return isinstance(part, Sequence) or bool(getattr(part, "ndim", 0))
+
+
+def as_temperature(
+    temperature: Any, *, may_be_zero: bool, best: str = "best_chains"
+) -> float:
+    """A positive number, or 0 where that means something; `best` is what to use for 0 elsewhere."""
     value = as_scalar(temperature, "temperature")
     if not (value >= LEAST_TEMPERATURE or (may_be_zero and value == 0.0)):
-        least, remedy = f"at least {LEAST_TEMPERATURE:g}", "use best_chains for 0"
+        least, remedy = f"at least {LEAST_TEMPERATURE:g}", f"use {best} for 0"
         if may_be_zero:
             least, remedy = f"0 or {least}", "use 0 for the labels of least energy"
         raise InputError(f"temperature must be {least}, got {value:g}; {remedy}.")

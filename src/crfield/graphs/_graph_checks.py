@@ -90,6 +90,6 @@ def as_variables(values: Any, order: int | None = None, name: str = "variables")
         row = int(np.argmax(twice))
         raise InputError(
             f"{name} of a factor must differ, got {array[row].tolist()} in row {row}; "
-            "sum such a factor over one variable first."
+            "make it a cost of that variable alone."
         )
     return np.array(array, np.int32, order="C")

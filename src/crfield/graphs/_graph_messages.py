@@ -15,6 +15,7 @@ from crfield.graphs.factor_graph import FactorGraph
 from crfield.graphs.factors import GridFactors
 from crfield.graphs.graph_results import GraphResult
 
+
 class Messages:
     """Messages on any graph."""
 
@@ -67,6 +68,8 @@ class Messages:
             )
         messages = np.empty(count)
         given.propagation.messages(False, messages)
+        # On loops what was forbidden once would keep itself up; where it still is, it comes back.
+        messages[np.isinf(messages)] = 0.0
         self.propagation.start_from(messages)
 
     def to_factors(self, begin: int, end: int) -> Doubles:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._validate import InputError, as_floats, shown
+from crfield.graphs._estimator_checks import LARGEST_FEATURE, as_label_arrays, number_classes
 from crfield.graphs._graph_checks import Doubles
 from crfield.graphs.log_linear import FeatureGraph, Term
 
@@ -48,6 +49,12 @@ def as_features(values: Any, name: str, ndim: int) -> Doubles:
             f"{name} must have shape {expected} with at least one of each, got {array.shape}; "
             "use a constant 1 where there are no features."
         )
+    most = float(np.abs(array).max())
+    if most > LARGEST_FEATURE:
+        raise InputError(
+            f"{name} must not exceed {LARGEST_FEATURE:g} in magnitude, got {most:.3g}; scale the "
+            "features to numbers of about 1."
+        )
     return array
 
 
@@ -68,43 +75,11 @@ def feature_count(term: Term) -> int:
     return 0 if term.features is None else term.n_features
 
 
-def as_label_arrays(y: Any, shapes: list[tuple[int, ...]]) -> list[NDArray[Any]]:
-    """Labels of each sample, in these shapes."""
-    if not isinstance(y, Sequence | np.ndarray) or isinstance(y, str | bytes) or (
-        len(y) != len(shapes)
-    ):
-        raise InputError(
-            f"y must be a list of {len(shapes)} arrays of labels, one an example, got {shown(y)}; "
-            "pass lists of one length."
-        )
-    parts = [np.asarray(part) for part in y]
-    for i, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
-        if part.shape != shape:
-            raise InputError(
-                f"y[{i}] must have shape {shape} like X[{i}], got {part.shape}; "
-                "give one label a variable."
-            )
-        if part.dtype.kind not in "biufUS" or (
-            part.dtype.kind == "f" and not np.isfinite(part).all()
-        ):
-            raise InputError(
-                f"y[{i}] must hold known labels, numbers or strings, got {part.dtype}; "
-                "leave examples with unknown labels out."
-            )
-    if len({part.dtype.kind in "US" for part in parts}) > 1:
-        raise InputError(
-            "y must hold labels of one kind, got numbers and strings; use one of them."
-        )
-    return parts
-
-
 def number_labels(
     y: Any, shapes: list[tuple[int, ...]]
 ) -> tuple[NDArray[Any], list[NDArray[np.int32]]]:
     """Classes in order, and the number of each label of each sample."""
-    parts = as_label_arrays(y, shapes)
-    classes, numbers = np.unique(
-        np.concatenate([part.reshape(-1) for part in parts]), return_inverse=True
-    )
+    parts = as_label_arrays(y, shapes, "sample", "variable")
+    classes, numbers = number_classes(np.concatenate([part.reshape(-1) for part in parts]))
     bounds = np.cumsum([part.size for part in parts])[:-1]
-    return classes, np.split(numbers.reshape(-1).astype(np.int32), bounds)
+    return classes, np.split(numbers, bounds)

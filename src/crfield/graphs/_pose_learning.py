@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError
+from crfield._validate import InputError, check_memory
 from crfield.graphs.distances import Doubles
 
 Indices = NDArray[np.int64]
@@ -24,6 +24,10 @@ def fit_springs(
     by_parent, by_own = DEPENDENCES[dependence]
     sizes = n_orientations if by_parent else 1, n_orientations if by_own else 1
     n_parts = len(parents)
+    check_memory(
+        8.0 * n_parts * (6.0 * sizes[0] * sizes[1] + 2.0 * n_orientations**2),
+        f"springs of {n_parts} parts in {n_orientations} orientations", "use fewer orientations",
+    )
     offsets, variances = np.zeros((n_parts, *sizes, 2)), np.ones((n_parts, *sizes, 2))
     transitions = np.zeros((n_parts, n_orientations, n_orientations))
     for part in np.flatnonzero(parents >= 0):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +18,21 @@ from crfield._validate import (
     as_floats,
     as_positive_number,
     check_finite,
-    shown,
 )
 from crfield.graphs._chain_inputs import ChainBatch, Offsets, join_chains
+from crfield.graphs._estimator_checks import (
+    LARGEST_FEATURE,
+    as_label_arrays,
+    as_strength,
+    check_kind,
+    number_classes,
+)
 from crfield.graphs.chain_learning import ChainModel, Course, TrainingChains, learn_chains
 from crfield.graphs.chain_training import learn_piecewise, match_expectations
 from crfield.graphs.chains import Doubles, minimize_batch, sum_batch
 from crfield.learning.optimizers import OPTIMIZERS
 
 TRAININGS = ("joint", "piecewise")
-LARGEST_FEATURE = 1e100
 
 _DOUBLE = np.dtype(np.float64)
 
@@ -90,9 +94,9 @@ class ChainCRF(Estimator):
         as_choice(self.optimizer, "optimizer", OPTIMIZERS)
         as_choice(self.training, "training", TRAININGS)
         features, offsets = _join_features(X)
-        classes, labels = _number_classes(_join_labels(y, offsets))
-        data = TrainingChains(features, labels.astype(np.int32), offsets)
-        l2 = 1.0 / (_as_strength(self.C) * len(data))
+        classes, labels = number_classes(_join_labels(y, offsets))
+        data = TrainingChains(features, labels, offsets)
+        l2 = 1.0 / (as_strength(self.C) * len(data))
         settings: dict[str, Any] = {
             "l2": l2, "optimizer": self.optimizer, "threads": self.threads,
             "max_iter": as_count(self.max_iter, "max_iter"),
@@ -153,11 +157,7 @@ class ChainCRF(Estimator):
         """The share of nodes with the right label, counted over all chains together."""
         batch = self._batch(X)
         truth = _join_labels(y, batch.offsets)
-        if _kind(truth) != _kind(self.classes_):
-            raise InputError(
-                f"y must hold labels of the kind that fit had, {_kind(self.classes_)}s, got "
-                f"{_kind(truth)}s; convert them."
-            )
+        check_kind(truth, self.classes_)
         best = minimize_batch(batch, self.threads)
         return float((self.classes_[best.labels] == truth).mean())
 
@@ -209,61 +209,5 @@ def _join_features(X: Any) -> tuple[Doubles, Offsets]:
 
 def _join_labels(y: Any, offsets: Offsets) -> NDArray[Any]:
     """The labels of all nodes, (N,)."""
-    n_chains = len(offsets) - 1
-    if not isinstance(y, Sequence | np.ndarray) or isinstance(y, str | bytes):
-        raise InputError(f"y must be a list of arrays (T,), got {shown(y)}; pass a list.")
-    if len(y) != n_chains:
-        raise InputError(
-            f"y must hold one array a chain, got {len(y)} for {n_chains} chains; "
-            "pass lists of one length."
-        )
-    if isinstance(y, np.ndarray) and y.dtype.kind == "O":
-        y = y.tolist()
-    parts: list[NDArray[Any]] = []
-    for c, (part, length) in enumerate(zip(y, np.diff(offsets), strict=True)):
-        # A word is as good a list of labels as any other.
-        labels = np.asarray(list(part) if isinstance(part, str) else part)
-        if labels.shape != (length,):
-            raise InputError(
-                f"y[{c}] must have shape ({length},) like the rows of X[{c}], got {labels.shape}; "
-                "give one label a node."
-            )
-        if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-            raise InputError(
-                f"y[{c}] must hold known labels, got NaN or infinity; leave such chains out."
-            )
-        if len({_kind(labels), _kind(parts[0] if parts else labels)}) > 1 or _is_mixed(part):
-            raise InputError(
-                f"y must hold labels of one kind, got numbers and strings at y[{c}]; use one of "
-                "them."
-            )
-        parts.append(labels)
-    return np.concatenate(parts)
-
-
-def _kind(labels: NDArray[Any]) -> str:
-    return {"U": "string", "S": "bytes", "O": "object"}.get(labels.dtype.kind, "number")
-
-
-def _is_mixed(part: Any) -> bool:
-    """Whether NumPy would write numbers of a list as strings."""
-    return isinstance(part, list | tuple) and len({isinstance(x, str) for x in part}) > 1
-
-
-def _number_classes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    try:
-        return np.unique(labels, return_inverse=True)
-    except TypeError:
-        raise InputError(
-            "y must hold labels of one kind, got some that cannot be compared; "
-            "use numbers or strings."
-        ) from None
-
-
-def _as_strength(value: Any) -> float:
-    number = as_positive_number(value, "C")
-    if not 1e-30 <= number <= 1e30:
-        raise InputError(
-            f"C must lie between 1e-30 and 1e+30, got {number:g}; C=1 is a common choice."
-        )
-    return number
+    shapes = [(int(length),) for length in np.diff(offsets)]
+    return np.concatenate(as_label_arrays(y, shapes, "chain", "node"))

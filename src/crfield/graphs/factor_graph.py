@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from crfield import _native
 from crfield._validate import InputError, as_array, as_floats, check_magnitude, check_memory, shown
+from crfield.graphs._chain_inputs import as_temperature
 from crfield.graphs._graph_checks import Doubles, as_cost_array
 from crfield.graphs.factors import Factors, GridFactors, TableFactors
 
@@ -149,6 +150,12 @@ class FactorGraph:
         most = int(self.n_states.max())
         if self.is_uniform:
             return values.reshape(self.n_variables, most)
+        check_memory(
+            float(self.n_variables) * most * values.itemsize,
+            f"a row of {most} states, as many as the largest variable has, for each of "
+            f"{self.n_variables} variables",
+            "split variables with many states, or leave them out",
+        )
         out = np.full((self.n_variables, most), fill, values.dtype)
         out[np.arange(most) < self.n_states[:, None]] = values
         return out
@@ -172,9 +179,9 @@ class FactorGraph:
 
     def energy(self, states: Any, temperature: float = 1.0) -> float:
         """E(x), (N,) states; only the cost of patterns depends on the temperature."""
-        found = self.as_states(states)
-        groups = self.groups(temperature) if self._groups is None else self._groups[1]
-        own = _native.Propagation(self.structure, groups, self.costs, temperature, None, 1)
+        found, t = self.as_states(states), as_temperature(temperature, may_be_zero=True)
+        groups = self.groups(t) if self._groups is None else self._groups[1]
+        own = _native.Propagation(self.structure, groups, self.costs, t, None, 1)
         return float(own.energy(found))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -29,6 +29,8 @@ from crfield.graphs._graph_checks import (
     check_not_below_zero,
 )
 
+_ALL = slice(None)
+
 
 class Factors(ABC):
     """Factors of one kind over numbered variables.
@@ -53,12 +55,27 @@ class Factors(ABC):
     def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
         """What the compiled core works with for `n_states` (S,), fastest at this temperature."""
 
-    def tables(self, n_states: NDArray[np.int64]) -> Doubles:
-        """Costs of all joint states, (M, L_1, ..., L_K), where there are tables; n_states (S,)."""
+    @property
+    def has_tables(self) -> bool:
+        """Whether the costs of all joint states can be listed."""
+        return type(self).tables is not Factors.tables
+
+    def tables(
+        self, n_states: NDArray[np.int64], chosen: slice | NDArray[np.int64] = _ALL
+    ) -> Doubles:
+        """Costs of all joint states, (M, L_1, ..., L_K), where there are tables.
+
+        n_states : (S,), of the variables of all factors.
+        chosen : a slice or the numbers (m,) of the factors wanted, all by default.
+        """
         raise InputError(
-            f"{type(self).__name__} has no table of joint states; ask for the marginals of its "
-            "variables."
+            f"{type(self).__name__} must have tables of joint states for this, got factors of too "
+            "many variables; ask for the marginals of the variables."
         )
+
+    def taken(self, rows: NDArray[np.int64]) -> Factors:
+        """Those factors whose numbers are in `rows` (m,)."""
+        raise NotImplementedError
 
 
 class TableFactors(Factors):
@@ -105,8 +122,14 @@ class TableFactors(Factors):
             len(self), list(self.shape), self.costs.reshape(-1), self.shared, temperature
         )
 
-    def tables(self, n_states: NDArray[np.int64]) -> Doubles:
-        return np.broadcast_to(self.costs, (len(self), *self.shape))
+    def tables(
+        self, n_states: NDArray[np.int64], chosen: slice | NDArray[np.int64] = _ALL
+    ) -> Doubles:
+        return np.broadcast_to(self.costs, (len(self), *self.shape))[chosen]
+
+    def taken(self, rows: NDArray[np.int64]) -> Factors:
+        names = self.variables.reshape(len(self), -1)[rows]
+        return TableFactors(names, self.costs if self.shared else self.costs[rows])
 
 
 class _PairFactors(Factors):
@@ -135,8 +158,13 @@ class PottsFactors(_PairFactors):
     def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
         return _native.potts_factors(self._n(n_states), self.weights)
 
-    def tables(self, n_states: NDArray[np.int64]) -> Doubles:
-        return self.weights[:, None, None] * (1 - np.eye(self._n(n_states)))
+    def tables(
+        self, n_states: NDArray[np.int64], chosen: slice | NDArray[np.int64] = _ALL
+    ) -> Doubles:
+        return self.weights[chosen, None, None] * (1 - np.eye(self._n(n_states)))
+
+    def taken(self, rows: NDArray[np.int64]) -> Factors:
+        return PottsFactors(self.edges[rows], self.weights[rows])
 
 
 class DistanceFactors(_PairFactors):
@@ -162,11 +190,18 @@ class DistanceFactors(_PairFactors):
             self._n(n_states), self.weights, self.ceilings, self.power
         )
 
-    def tables(self, n_states: NDArray[np.int64]) -> Doubles:
+    def tables(
+        self, n_states: NDArray[np.int64], chosen: slice | NDArray[np.int64] = _ALL
+    ) -> Doubles:
         states = np.arange(self._n(n_states), dtype=np.float64)
         gaps = np.abs(states[:, None] - states) ** self.power
-        return np.asarray(
-            np.minimum(self.weights[:, None, None] * gaps, self.ceilings[:, None, None])
+        return np.asarray(np.minimum(
+            self.weights[chosen, None, None] * gaps, self.ceilings[chosen, None, None]
+        ))
+
+    def taken(self, rows: NDArray[np.int64]) -> Factors:
+        return DistanceFactors(
+            self.edges[rows], self.weights[rows], self.ceilings[rows], self.power
         )
 
 
@@ -189,6 +224,9 @@ class GridFactors(Factors):
             raise InputError(f"shape must be (H, W), got {shown(shape)}; pass two whole numbers.")
         self.shape = as_count(shape[0], "H"), as_count(shape[1], "W")
         height, width = self.shape
+        check_memory(
+            80.0 * height * width, f"a grid of shape {self.shape}", "use a smaller one, or parts"
+        )
         self.weights = tuple(
             _plane(values, expected, name)
             for values, expected, name in (
@@ -258,12 +296,27 @@ class GridFactors(Factors):
             len(self), list(table.shape[1:]), table.ravel(), False, temperature
         )
 
-    def tables(self, n_states: NDArray[np.int64]) -> Doubles:
+    def tables(
+        self, n_states: NDArray[np.int64], chosen: slice | NDArray[np.int64] = _ALL
+    ) -> Doubles:
         n = int(n_states[:1].sum()) or 1
-        return np.concatenate([
-            weights.reshape(-1, 1, 1) * (1 - np.eye(n) if table is None else table)
-            for weights, table in zip(self.weights, self.tables_by_axis, strict=True)
-        ])
+        edges = np.arange(len(self))[chosen]
+        weights = np.concatenate([plane.ravel() for plane in self.weights])[edges]
+        right, down = (
+            1 - np.eye(n) if table is None else table for table in self.tables_by_axis
+        )
+        is_right = edges < self.weights[0].size
+        return np.asarray(
+            weights[:, None, None] * np.where(is_right[:, None, None], right, down)
+        )
+
+    def taken(self, rows: NDArray[np.int64]) -> Factors:
+        known = [table for table in self.tables_by_axis if table is not None]
+        if not known:
+            weights = np.concatenate([plane.ravel() for plane in self.weights])
+            return PottsFactors(self.edges[rows], weights[rows])
+        n_states = np.full(1, len(known[0]))
+        return TableFactors(self.edges[rows], self.tables(n_states, rows))
 
 
 def _plane(values: Any, shape: tuple[int, int], name: str) -> Doubles:

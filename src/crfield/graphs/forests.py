@@ -72,7 +72,7 @@ def sample_graph(
     """
     check_graph(graph)
     count = as_count(n_samples, "n_samples")
-    t = as_temperature(temperature, may_be_zero=False)
+    t = as_temperature(temperature, may_be_zero=False, best="infer_graph")
     number = as_count(seed, "seed", 0, 2**64 - 1)
     check_memory(4.0 * count * graph.n_variables, f"{count} samples", "draw fewer at a time")
     result = infer_forest(graph, t, graph.costs, threads)

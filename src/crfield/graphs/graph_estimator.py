@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from crfield._estimator import Estimator
 from crfield._validate import (
+    LARGEST_COST,
     InputError,
     as_choice,
     as_count,
@@ -19,10 +20,10 @@ from crfield._validate import (
     as_positive_number,
     shown,
 )
+from crfield.graphs._estimator_checks import as_label_arrays, as_strength, check_kind
 from crfield.graphs._graph_checks import Doubles, as_variables
 from crfield.graphs._graph_samples import (
     as_features,
-    as_label_arrays,
     as_list,
     check_alike,
     node_graph,
@@ -97,7 +98,7 @@ class _StructuredCRF(Estimator):
         shapes = [
             (term.n_features, *[n_states] * term.variables.shape[1]) for term in graphs[0].terms
         ]
-        l2 = 1.0 / (as_positive_number(self.C, "C") * len(data))
+        l2 = 1.0 / (as_strength(self.C) * len(data))
         objective = Objective(data, shapes, l2, self._inference(1.0))
         settings: dict[str, Any] = {
             "optimizer": self.optimizer, "max_iter": as_count(self.max_iter, "max_iter"),
@@ -158,7 +159,8 @@ class _StructuredCRF(Estimator):
     def score(self, X: Any, y: Any) -> float:
         """The share of variables with the right label, counted over all examples together."""
         found = self.predict(X)
-        known = as_label_arrays(y, [labels.shape for labels in found])
+        known = as_label_arrays(y, [labels.shape for labels in found], "sample", "variable")
+        check_kind(known[0], self.classes_)
         right = [int((f == k).sum()) for f, k in zip(found, known, strict=True)]
         return sum(right) / sum(labels.size for labels in found)
 
@@ -184,6 +186,14 @@ class _StructuredCRF(Estimator):
                         f"X must have {len(w)} edge features like the examples of fit, got "
                         f"{term.n_features}; compute the same features."
                     )
+            with np.errstate(over="ignore", invalid="ignore"):
+                scores = [np.abs(term.costs(w)).max(initial=0.0)
+                          for term, w in zip(full.terms, weights, strict=True)]
+            if not sum(scores) <= LARGEST_COST:
+                raise InputError(
+                    f"X must give scores of at most {LARGEST_COST:g}, got {sum(scores):.3g}; scale "
+                    "the features like those of fit."
+                )
             result = infer_graph(full.graph(weights), **self._inference(temperature))
             out.append((result, shape))
         return out
@@ -206,7 +216,8 @@ class GraphCRF(_StructuredCRF):
 
     Parameters
     ----------
-    C : inverse strength of the ridge: C sum -log P(y | X) + 1/2 (|W|^2 + |A|^2) is minimised.
+    C : inverse strength of the ridge, 1e-30 to 1e30: C sum -log P(y | X) + 1/2 (|W|^2 + |A|^2) is
+        minimised.
     optimizer : "lbfgs", "cg", "gd" (gradient descent with a line search), or "adam" and "sgd" on
         mini-batches.
     max_iter : iterations, or epochs of mini-batches.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._validate import LARGEST_COST, InputError
 from crfield.graphs._graph_checks import Doubles
 from crfield.graphs.chain_learning import Course, descend
 from crfield.graphs.graph_results import GraphResult
@@ -86,6 +87,7 @@ class Objective:
         self._all = data.joined()
         self._like: GraphResult | None = None
         self.best: tuple[float, Doubles] | None = None
+        self._units = self.units()
 
     def to_vector(self, weights: Weights) -> Doubles:
         """All numbers, one after the other."""
@@ -111,6 +113,12 @@ class Objective:
         return np.concatenate(parts)
 
     def __call__(self, vector: Doubles, chosen: Sequence[int] | None) -> tuple[float, Doubles]:
+        largest = float(np.abs(vector / self._units).max(initial=0.0))
+        if not largest <= LARGEST_COST:
+            raise InputError(
+                f"learning must stay within the range of numbers, got scores of {largest:.3g}; use "
+                "a smaller step_size, or scale the features."
+            )
         weights = self.from_vector(vector)
         graph, labels = self._all if chosen is None else self.data.joined(chosen)
         like = self._like if chosen is None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -45,6 +46,10 @@ class GraphResult:
     exact: bool
     _messages: Any = field(repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies have all that was found, but messages stay where they were computed."""
+        return {**self.__dict__, "log_partition": self.log_partition, "_messages": None}
+
     @cached_property
     def log_partition(self) -> float:
         """T log Z, Bethe's approximation of it on loops; at temperature 0 the negative of the least
@@ -69,7 +74,7 @@ class GraphResult:
                     "variables by infinite costs of their other states"
                 )
             # A grid's structure is not needed for anything else, and is not cheap.
-            has_loops = self._messages.is_planes or not self.graph.is_forest
+            has_loops = self.graph.planes is not None or not self.graph.is_forest
             why = "approximate, because of loops" if has_loops else "exact up to the tolerance"
             return f"converged after {count}; {why}"
         last = f"{self.residuals[-1]:.2g}" if self.n_iter else "unknown"
@@ -99,13 +104,20 @@ class GraphResult:
             raise InputError("the graph must have factors for this, got none; add some.")
         group = as_count(group, "group", 0, count - 1)
         chosen = self.graph.factors[group]
+        if self._messages is None:
+            raise InputError(
+                "factor_marginals needs the messages of an inference, got a copy of its result, "
+                "which has none; ask the original, or infer again."
+            )
         if self._messages.is_planes:
             return np.asarray(self._messages.edge_marginals())
         n_states = self.graph.n_states[chosen.variables]
         if len(chosen) == 0:
             return chosen.tables(n_states)
+        if not chosen.has_tables:
+            return chosen.tables(n_states)  # which says so
         order = int(chosen.starts[1])
-        size = float(np.prod(n_states[:order])) * len(chosen) * 16
+        size = math.prod(map(float, n_states[:order])) * len(chosen) * 16
         check_memory(size, f"marginals of {len(chosen)} factors", "ask for fewer factors")
         joint = chosen.tables(n_states).copy()
         begin = sum(

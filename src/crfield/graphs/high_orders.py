@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield import _native
-from crfield._validate import InputError, as_array, as_choice
+from crfield._validate import InputError, as_array, as_choice, check_memory
 from crfield.graphs._graph_checks import (
     as_numbers,
     as_one_each,
@@ -54,6 +54,10 @@ class PatternFactors(Factors):
         self.weights, self.biases = w, c
         n_units = w.shape[-2]
         if self.composition == "sum":  # a factor of its own for each unit
+            check_memory(
+                12.0 * n_factors * n_units * arity, f"{n_units} free units for each of {n_factors} "
+                "factors", "use fewer factors or units",
+            )
             joined = np.repeat(joined, n_units, 0)
             w, c = (
                 (np.tile(part, (n_factors, *[1] * (part.ndim - 1))) if self.shared else part)
@@ -94,12 +98,19 @@ class RayFactors(Factors):
                 f"offsets must be whole numbers of shape (M + 1,), got {starts.dtype} of shape "
                 f"{starts.shape}; say where the variables of each ray begin."
             )
-        if starts[0] != 0 or starts[-1] != joined.size or (np.diff(starts.astype(int)) < 1).any():
-            raise InputError(
-                "offsets must rise from 0 to the number of variables, got "
-                f"{starts[0]} to {starts[-1]} for {joined.size} variables; leave empty rays out."
-            )
         self.starts = starts.astype(np.int64)
+        if self.starts[0] != 0 or self.starts[-1] != joined.size:
+            raise InputError(
+                f"offsets must run from 0 to the {joined.size} variables, got {starts[0]} to "
+                f"{starts[-1]}; match both."
+            )
+        falls = np.diff(self.starts) < 1
+        if falls.any():
+            ray = int(np.argmax(falls))
+            raise InputError(
+                f"offsets must rise, got {starts[ray]} and then {starts[ray + 1]} at ray {ray}; "
+                "list the rays one after the other, and leave empty ones out."
+            )
         self.variables = as_variables(joined.reshape(-1, 1)).reshape(-1)
         rays = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
         order = np.lexsort((self.variables, rays))

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_array, as_floats, check_memory
-from crfield.graphs._graph_checks import Doubles, Variables, as_variables
-from crfield.graphs.factor_graph import FactorGraph
+from crfield._validate import InputError, as_array, as_floats, check_memory, shown
+from crfield.graphs._graph_checks import Doubles, Variables, as_numbers, as_variables
+from crfield.graphs.factor_graph import FactorGraph, check_graph
 from crfield.graphs.factors import TableFactors
 from crfield.graphs.graph_results import GraphResult
 from crfield.graphs.propagation import infer_graph
@@ -104,6 +104,15 @@ class FeatureGraph:
                 f"n_states must be whole numbers >= 1 of shape (N,), got {counts.dtype} of shape "
                 f"{counts.shape}; give the number of states of each variable."
             )
+        if len(counts) == 0:
+            raise InputError("n_states must name at least one variable, got none; add a variable.")
+        if not isinstance(self.terms, Sequence) or not all(
+            isinstance(term, Term) for term in self.terms
+        ):
+            raise InputError(
+                f"terms must be a list of Term, got {shown(self.terms)}; make terms of factors "
+                "and their features."
+            )
         object.__setattr__(self, "n_states", counts.astype(np.int64))
         object.__setattr__(self, "terms", tuple(self.terms))
         for i, term in enumerate(self.terms):
@@ -139,7 +148,9 @@ class FeatureGraph:
 
     def graph(self, weights: Weights, like: FactorGraph | None = None) -> FactorGraph:
         """The costs that weights give; `like` : a graph of the same terms, to save work."""
-        self.check(weights)
+        if like is not None:
+            check_graph(like)
+        weights = self.as_weights(weights)
         starts = np.cumsum(self.n_states) - self.n_states
         costs = np.zeros(int(self.n_states.sum()))
         factors = []
@@ -156,16 +167,17 @@ class FeatureGraph:
             nodes = np.split(costs, starts[1:])
         return FactorGraph(nodes, factors) if like is None else like.with_costs(nodes, factors)
 
-    def check(self, weights: Weights) -> None:
-        """Refuse weights that do not fit the terms."""
-        if len(weights) != len(self.terms):
+    def as_weights(self, weights: Any) -> Weights:
+        """Checked weights (D, L_1, ..., L_K) of each term."""
+        if not isinstance(weights, Sequence) or len(weights) != len(self.terms):
             raise InputError(
-                f"weights must be {len(self.terms)} arrays, one a term, got {len(weights)}; "
+                f"weights must be {len(self.terms)} arrays, one a term, got {shown(weights)}; "
                 "match the terms."
             )
-        for i, (term, w) in enumerate(zip(self.terms, weights, strict=True)):
+        arrays = tuple(as_numbers(w, f"weights[{i}]") for i, w in enumerate(weights))
+        for i, (term, w) in enumerate(zip(self.terms, arrays, strict=True)):
             order = term.variables.shape[1]
-            if not isinstance(w, np.ndarray) or w.ndim != order + 1 or len(w) != term.n_features:
+            if w.ndim != order + 1 or len(w) != term.n_features:
                 raise InputError(
                     f"weights[{i}] must have shape ({term.n_features}, ...) with an axis for each "
                     f"of {order} variables, got {np.shape(w)}; match term {i}."
@@ -178,6 +190,7 @@ class FeatureGraph:
                     f"weights[{i}] has {w.shape[k + 1]} states for variable {v}, which has "
                     f"{self.n_states[v]}; make a term of its own for such variables."
                 )
+        return arrays
 
     def apart(self, term: int, labels: NDArray[np.int32]) -> tuple[FeatureGraph, NDArray[np.int32]]:
         """Every factor of a term by itself, on variables of its own, and their labels (M K,).
@@ -227,6 +240,12 @@ def log_linear_loss(
     like : the result of an inference on the same graph with other weights, to save work.
     inference : settings of `infer_graph`.
     """
+    if not isinstance(data, FeatureGraph) or not isinstance(like, GraphResult | None):
+        raise InputError(
+            "data must be a FeatureGraph, and like a GraphResult or None, got "
+            f"{type(data).__name__} and {type(like).__name__}; build a FeatureGraph of terms."
+        )
+    weights = data.as_weights(weights)
     graph = data.graph(weights, None if like is None else like.graph)
     labels = graph.as_states(labels)
     result = infer_graph(graph, **inference)

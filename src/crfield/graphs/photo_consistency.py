@@ -27,6 +27,7 @@ from crfield._validate import (
     check_memory,
     shown,
 )
+from crfield.graphs._ray_checks import as_offsets
 from crfield.graphs.voxels import Camera
 
 _DOUBLE, _SINGLE = np.dtype(np.float64), np.dtype(np.float32)
@@ -156,6 +157,7 @@ def look_up(volume: Any, depths: Any, pixels: Any, places: Any) -> Float32:
             f"pixels must lie between 0 and {n_pixels - 1}, got {cells.min()} to {cells.max()}; "
             "give row * W + column."
         )
+    cells = cells.astype(np.int64)
     at = np.interp(wanted, planes, np.arange(len(planes)))
     below = np.minimum(at.astype(np.int64), max(len(planes) - 2, 0))
     share = (at - below).astype(np.float32)
@@ -174,15 +176,12 @@ def first_hits(offsets: Any, occupied: Any) -> tuple[FloatArray, FloatArray]:
     offsets : (R + 1,), as `VoxelGrid.traverse` gives it.
     occupied : (E,), q_i within [0, 1], of each voxel of each ray.
     """
-    ends, q = as_array(offsets, "offsets"), as_floats(occupied, "occupied", _DOUBLE)
-    if (
-        ends.ndim != 1 or ends.dtype.kind not in "iu" or len(ends) < 2 or q.ndim != 1
-        or ends[0] != 0 or ends[-1] != len(q) or (np.diff(ends) < 0).any()
-    ):
+    q = as_floats(occupied, "occupied", _DOUBLE)
+    if q.ndim != 1:
         raise InputError(
-            f"offsets must rise from 0 to the {q.size} entries of occupied, got shape "
-            f"{ends.shape}; pass what traverse gives."
+            f"occupied must have shape (E,), got {q.shape}; give one for each voxel of a ray."
         )
+    ends = as_offsets(offsets, len(q), "occupied")
     if not ((q >= 0) & (q <= 1)).all():
         raise InputError(
             f"occupied must lie between 0 and 1, got {q.min():g} to {q.max():g}; give "

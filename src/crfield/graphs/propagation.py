@@ -33,7 +33,8 @@ def infer_graph(
     temperature : 1 for sum-product, 0 for max-product, or anything between and above.
     schedule : "auto" takes two passes, which are exact, on forests and floods other graphs;
         "flooding" updates all factors at once, in threads; "sequential" one after the other, to
-        and fro; "residual" first those whose incoming messages have changed most.
+        and fro; "residual" first those whose incoming messages have changed most. The last two
+        take time in the square of a variable's number of factors: flood graphs with hubs.
     n_iter : iterations at most; of "residual", an iteration is as many updates as there are
         factors.
     damping : share of an old message, as a cost, that stays, within [0, 1); forests need none.

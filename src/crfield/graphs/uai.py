@@ -52,7 +52,7 @@ def write_uai(graph: FactorGraph, path: Path) -> None:
             f"graph must be a FactorGraph, got {type(graph).__name__}; build one first."
         )
     for group in graph.factors:
-        if type(group).tables is Factors.tables:
+        if not group.has_tables:
             raise InputError(
                 f"a UAI file holds tables only, got {type(group).__name__}; leave them out."
             )
@@ -64,11 +64,11 @@ def write_uai(graph: FactorGraph, path: Path) -> None:
             rows = group.variables.reshape(len(group), -1)
             out.writelines(f"{len(row)} {' '.join(map(str, row))}\n" for row in rows.tolist())
         for group in groups:
-            tables = group.tables(graph.n_states[group.variables])
-            size = tables[0].size
+            n_states = graph.n_states[group.variables]
+            size = group.tables(n_states, slice(1)).size
             step = max(1, _ENTRIES_AT_A_TIME // size)
-            for begin in range(0, len(tables), step):
-                words = _potentials(tables[begin:begin + step].ravel())
+            for begin in range(0, len(group), step):
+                words = _potentials(group.tables(n_states, slice(begin, begin + step)).ravel())
                 out.writelines(
                     f"\n{size}\n{' '.join(words[i:i + size])}\n"
                     for i in range(0, len(words), size)
@@ -88,6 +88,8 @@ def read_evidence(path: Path, observation: int | None = None) -> dict[int, int]:
     values = [int(value) for value in file.values]
     begins = _old_form(values)
     counts = file.words_by_line
+    if begins and counts[0] > 1 and not any(values[begin] for begin in begins):
+        begins = None  # rather pairs that were cut off than observations of nothing
     # Both forms fit a few files; then the older one has every observation on a line of its own.
     if len(values) == 1 + 2 * values[0] and not (
         begins and counts == [1, *(1 + 2 * values[begin] for begin in begins)]
@@ -118,8 +120,9 @@ def read_evidence(path: Path, observation: int | None = None) -> dict[int, int]:
 def condition(graph: FactorGraph, evidence: Mapping[int, int]) -> FactorGraph:
     """The graph with variables fixed to states, E(x) unchanged for the joint states that agree.
 
-    Their other states cost infinity, and tables lose their axes, which cuts loops. log Z becomes
-    the log of the evidence's share of Z.
+    Their other states cost infinity. Tables lose their axes, and edges with an observed end become
+    costs of the other one, which cuts loops; patterns and rays stay as they are. log Z becomes the
+    log of the evidence's share of Z.
     """
     if not isinstance(graph, FactorGraph) or not isinstance(evidence, Mapping):
         raise InputError(
@@ -135,10 +138,13 @@ def condition(graph: FactorGraph, evidence: Mapping[int, int]) -> FactorGraph:
     constant = 0.0
     factors: list[Factors] = []
     for group in graph.factors:
-        if not isinstance(group, TableFactors) or (states[group.variables] < 0).all():
+        if not group.has_tables or (states[group.variables] < 0).all():
             factors.append(group)
             continue
-        for names, tables in _sliced(group, states):
+        is_free = (states[group.variables] < 0).reshape(len(group), -1).all(1)
+        if is_free.any():
+            factors.append(group.taken(np.flatnonzero(is_free)))
+        for names, tables in _sliced(group, states, graph.n_states[group.variables]):
             order = names.shape[1]
             if order == 0:
                 constant += float(tables.sum())
@@ -201,16 +207,21 @@ def _as_states(graph: FactorGraph, evidence: Mapping[int, int]) -> Whole:
     return states
 
 
-def _sliced(group: TableFactors, states: Whole) -> Iterator[tuple[NDArray[np.int32], Doubles]]:
-    """Variables (m, k) that are not observed and tables (m, L_1, ..., L_k) of them."""
+def _sliced(
+    group: Factors, states: Whole, n_states: Whole
+) -> Iterator[tuple[NDArray[np.int32], Doubles]]:
+    """Of factors with observed variables the others (m, k), and tables (m, L_1, ..., L_k) of them.
+    """
     names = group.variables.reshape(len(group), -1)
     observed = states[names] >= 0
-    tables = group.tables(states)
-    for rows in of_one_shape(observed.astype(np.int64)):
+    touched = np.flatnonzero(observed.any(1))
+    for part in of_one_shape(observed[touched].astype(np.int64)):
+        rows = touched[part]
         fixed = observed[rows[0]]
+        tables = group.tables(n_states, rows)
         index = [
             states[names[rows, k]] if is_fixed else slice(None)
             for k, is_fixed in enumerate(fixed)
         ]
         # The index of rows comes first, so that the axis of factors stays in front.
-        yield names[rows][:, ~fixed], np.ascontiguousarray(tables[(rows, *index)])
+        yield names[rows][:, ~fixed], np.ascontiguousarray(tables[(np.arange(len(rows)), *index)])

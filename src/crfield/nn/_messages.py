@@ -17,9 +17,10 @@ from crfield._validate import (
     as_damping,
     as_scalar,
 )
+from crfield.graphs._chain_inputs import LEAST_TEMPERATURE
 
-# Costs divided by less could leave the range of numbers, as in `crfield.graphs`.
-LEAST_TEMPERATURE = 1e-6
+# Costs divided by less, and logarithms times more, could leave the range of float32.
+LARGEST_TEMPERATURE = 1e30
 
 
 class Propagation(NamedTuple):
@@ -38,6 +39,11 @@ def as_propagation(n_iter: Any, damping: Any, temperature: Any) -> Propagation:
         raise InputError(
             f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}, got {value:g}; use 0 for "
             "max-product."
+        )
+    if value > LARGEST_TEMPERATURE:
+        raise InputError(
+            f"temperature must not exceed {LARGEST_TEMPERATURE:g}, got {value:g}; at 1e10 all "
+            "labels are as good as equal already."
         )
     return Propagation(count, kept, value)
 

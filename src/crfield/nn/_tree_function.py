@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crfield.graphs._chain_inputs import ChainBatch, as_batch
+from crfield.graphs._chain_inputs import ChainBatch, as_batch, check_edges
 from crfield.graphs.chains import minimize_batch, sum_batch
 from crfield.nn._tree_passes import (
     Structure,
@@ -108,6 +108,7 @@ def _sum_chains(
     n_labels, threads = batch.n_states, torch.get_num_threads()
     found_edges = None
     if edges:
+        check_edges(batch)
         found_edges = np.zeros((batch.n_nodes - batch.n_chains, n_labels, n_labels),
                                batch.costs.dtype)
     per_chain, nodes, counts = sum_batch(batch, 1.0, found_edges, threads)
@@ -153,7 +154,7 @@ class _LogPartition(torch.autograd.Function):
         given = given.to(costs.dtype)
         if torch.is_grad_enabled():  # the gradient is to be differentiated as well
             nodes, edges = _Marginals.apply(ctx.structure, costs, tables)
-        is_equal = edges is None and bool((given == given[0]).all())
+        is_equal = by_tables and edges is None and bool((given == given[0]).all())
         if by_tables and edges is None and not is_equal:
             edges = _sum(ctx.structure, costs, tables, nodes=False, edges=True).edges
         costs_grad = tables_grad = None

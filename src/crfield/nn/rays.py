@@ -23,13 +23,14 @@ from crfield._validate import (
     as_count,
     as_damping,
     check_memory,
+    shown,
 )
 from crfield.graphs._ray_checks import as_offsets
 from crfield.nn._inputs import can_look, check_finite_tensor, check_tensor
 
 # The logarithm of nothing: far below any product of messages, and its gradient is 0, not NaN.
 _NONE = -1e30
-_LARGEST_LOG_SCORE = 1e20
+_LARGEST_LOG_SCORE = float(np.float32(1e20))
 
 
 class RayBeliefs(NamedTuple):
@@ -52,21 +53,36 @@ def pad_rays(offsets: Any, values: Any, fill: float = -1) -> Tensor:
     offsets : (R + 1,).
     values : (E,), such as voxels, scores or entries.
     """
-    entries = as_array(values, "values")
+    entries, padding = as_array(values, "values"), _as_number(fill, "fill")
     if entries.ndim != 1:
         raise InputError(
             f"values must have shape (E,), got {entries.shape}; pass them as traverse gives them."
         )
     lengths = np.diff(as_offsets(offsets, len(entries), "values"))
     shape = len(lengths), int(lengths.max())
-    dtype = np.dtype(np.int64) if entries.dtype.kind in "iu" else entries.dtype
+    dtype: np.dtype[Any] = np.dtype(np.int64)
+    if entries.dtype.kind == "f":
+        dtype = np.dtype(np.float64 if entries.dtype.itemsize > 4 else np.float32)
+    elif not (padding.is_integer() and abs(padding) < 2**63):
+        raise InputError(
+            f"fill must be a whole number where values are, got {padding:g}; convert values to "
+            "floats first."
+        )
     check_memory(
         (1.0 + dtype.itemsize) * math.prod(shape), f"Padded rays of shape {shape}",
         "pass fewer rays at a time, or rays of like lengths",
     )
-    padded = np.full(shape, fill, dtype)
+    padded = np.full(shape, padding, dtype)
     padded[np.arange(shape[1]) < lengths[:, None]] = entries
     return torch.from_numpy(padded)
+
+
+def _as_number(value: Any, name: str) -> float:
+    """A number, NaN and infinity included."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{name} must be a number, got {shown(value)}; pass one number.") from None
 
 
 def propagate_rays(
@@ -133,10 +149,15 @@ def expected_depth_error(depths: Tensor, distances: Tensor, truth: Tensor) -> Te
     """
     for values, name in ((depths, "depths"), (distances, "distances"), (truth, "truth")):
         check_tensor(values, name)
-    if depths.shape != distances.shape or truth.shape != depths.shape[:1]:
+    if depths.ndim != 2 or depths.shape != distances.shape or truth.shape != depths.shape[:1]:
         raise InputError(
             f"depths, distances and truth must have shapes (R, N), (R, N) and (R,), got "
             f"{tuple(depths.shape)}, {tuple(distances.shape)} and {tuple(truth.shape)}; match them."
+        )
+    if not depths.is_floating_point():
+        raise InputError(
+            f"depths must be floating-point numbers, got {depths.dtype}; pass what propagate_rays "
+            "gives."
         )
     known = ~truth.isnan()
     chance = depths[known]
@@ -186,7 +207,7 @@ def _check(
             )
         check_finite_tensor(empty_log_scores, "empty_log_scores")
     is_voxel = voxels >= 0
-    check_finite_tensor(prior_log_odds, "prior_log_odds")
+    check_finite_tensor(prior_log_odds.to(log_scores.dtype), "prior_log_odds")
     if can_look(voxels):
         _check_entries(log_scores.detach(), voxels, is_voxel, len(prior_log_odds))
     return is_voxel
