@@ -14,11 +14,10 @@ pytest.importorskip("starlette", reason="the playground needs starlette")
 pytest.importorskip("uvicorn", reason="the playground needs uvicorn")
 pytest.importorskip("playwright", reason="driving a browser needs playwright")
 
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 import crfield
 from app_page import (
-    ARGUMENTS,
     CHROMIUM,
     DONE,
     change_number,
@@ -40,28 +39,6 @@ from crfield.datasets import load_sample
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None and "CRFIELD_NEED_BROWSER" not in os.environ, reason="the page needs chromium"
 )
-
-
-@pytest.fixture(scope="module")
-def app():
-    with RunningApp() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def page(app, browser):
-    opened = open_page(browser, app.url)
-    yield opened
-    opened.context.close()
-    assert opened.faults == []
 
 
 @pytest.fixture

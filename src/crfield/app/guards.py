@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,11 +41,12 @@ def refusal(status: int, sentence: str) -> Response:
 class Guard:
     """Lets only pages of this server through, with bodies that the limits allow.
 
-    The bodies of all requests that are being answered may take `max_in_flight` bytes together.
+    The bodies of all requests that are being answered may take `max_in_flight` bytes together;
+    `stop` ends the work that is under way.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self._app, self._limits = app, limits
+    def __init__(self, app: ASGIApp, limits: Limits, stop: Callable[[], None]) -> None:
+        self._app, self._limits, self.stop = app, limits, stop
         self._n_requests = self._n_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,6 +86,8 @@ class Guard:
         self._n_requests += 1
         try:
             await self._app(scope, counted, guarded_send)
+        except asyncio.CancelledError:
+            return  # the server is being stopped, and nobody is left to tell
         finally:
             self._n_requests -= 1
             self._n_bytes -= taken

@@ -46,7 +46,7 @@ def create_app(limits: Limits | None = None) -> Any:
     limits = Limits() if limits is None else limits
     routes = Routes(Workspace(limits))
     app = Starlette(routes=routes.table(), exception_handlers=ERROR_HANDLERS)
-    return Guard(app, limits)
+    return Guard(app, limits, routes.stop)
 
 
 class Routes:
@@ -60,6 +60,11 @@ class Routes:
         self._jobs: set[Job] = set()
         self._kept = KeptFilters()  # of the image that was refined last
         self._decoding = asyncio.Semaphore(1)  # files may unpack to much more than they are
+
+    def stop(self) -> None:
+        """Cancel all refinements that are under way or waiting."""
+        for job in self._jobs:
+            job.end()
 
     def table(self) -> list[Route | Mount]:
         """Paths and what answers them."""

@@ -67,12 +67,21 @@ def _server(limits: Limits | None) -> Any:
             f"the playground needs the package {error.name}; "
             'install it with pip install "crfield[app]".'
         ) from None
+    app = create_app(limits)
+
+    class Server(uvicorn.Server):
+        """Does not wait for refinements when it is asked to stop."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            app.stop()
+            await super().shutdown(sockets)
+
     config = uvicorn.Config(
-        create_app(limits), log_level="warning", access_log=False, server_header=False,
+        app, log_level="warning", access_log=False, server_header=False,
         timeout_graceful_shutdown=2, ws="none", h11_max_incomplete_event_size=64 * 2**10,
         lifespan="off",
     )
-    return uvicorn.Server(config)
+    return Server(config)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -26,7 +26,11 @@ def snippet(image: OpenImage, refinement: Refinement) -> str:
     if image.sample is not None:
         lines += [f"image = load_sample({image.sample!r}).image"]
     else:
-        lines += [f"image = read_image(Path({image.name!r})).array"]
+        pages = ""
+        if image.name.lower().endswith((".tif", ".tiff")):
+            shape = ", ".join(map(str, image.pixels.shape))
+            pages = f".reshape(-1, {shape})[0]  # of several pages the first"
+        lines += [f"image = read_image(Path({image.name!r})).array{pages}"]
     if painted:
         lines += ['scribbles = np.asarray(Image.open("scribbles.png"))  # 255: nothing painted']
     if initial is None:

@@ -22,6 +22,7 @@ from crfield.app.workspace import NOTHING, Bytes, Initial
 from crfield.dense import DenseCRF
 from crfield.imagefiles import read_image, read_labels, read_probabilities
 from crfield.refinement import present_ids
+from crfield.unary import unary_from_probabilities
 
 _Content = TypeVar("_Content")
 # How files begin whose readers go by the suffix; Pillow looks at the content itself.
@@ -50,6 +51,7 @@ def decode_initial(
             data,
             lambda path: read_probabilities(path, n_pixels, max_labels=most),
         )
+        unary_from_probabilities(values)  # refuses what are no probabilities
         shape, ids = values.shape[:-1], np.arange(values.shape[-1])
     if shape != grid:
         raise InputError(

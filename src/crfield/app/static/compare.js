@@ -16,6 +16,7 @@ function visibleSpan() {
 const comparable = () => Boolean(state.planes) && ["overlay", "labels"].includes(state.view);
 
 function update() {
+  element("compare").disabled = !state.image || !["overlay", "labels"].includes(state.view);
   if (!state.image) return;
   const dividing = state.comparing && !state.peeking && comparable();
   divider.hidden = !dividing;
@@ -47,6 +48,7 @@ function move(share) {
 
 /** @param {boolean} on */
 export function compare(on) {
+  if (element("compare").disabled) return;
   state.comparing = on;
   emit("view");
 }

@@ -1,6 +1,6 @@
 // Opening images, label maps, probabilities and models: by button, drop, paste or as a sample.
 import * as api from "./api.js";
-import { setLabels } from "./labels.js";
+import { borrowLabels, returnLabels, setLabels } from "./labels.js";
 import { hint, status, toast, track } from "./notices.js";
 import { Scribbles } from "./painting.js";
 import { requestRefine, stopRefining } from "./refiner.js";
@@ -155,11 +155,18 @@ export const openInitial = (file) => exclusively("Opening", async (signal) => {
   if (!image) throw new Error("Open an image first, then what to start from.");
   checkSize(file);
   const kind = await kindOf(file);
-  const answer = await api.sendInitial(image.id, kind, file, signal);
+  const send = () => api.sendInitial(image.id, kind, file, signal);
+  const answer = await send().catch(async (error) => {
+    if (signal.aborted || !(await recover(error))) throw error;
+    return send();
+  });
   if (state.image !== image) return;
-  if (state.model && state.model.n_labels !== answer.n_labels) closeModel();
+  if (state.model && state.model.n_labels !== answer.n_labels) {
+    state.model = null;
+    emit("model");
+  }
   state.initial = { ...answer, file };
-  setLabels(answer.names);
+  borrowLabels(answer.names);
   emit("initial");
   requestRefine();
 });
@@ -172,8 +179,8 @@ export const closeInitial = () => exclusively("Opening", async () => {
   });
   if (state.image !== image) return;
   state.initial = null;
+  returnLabels();
   emit("initial");
-  emit("labels");
   requestRefine();
 });
 
@@ -188,7 +195,7 @@ export const openModel = (file) => exclusively("Opening", async (signal) => {
   state.model = { ...answer, name: file.name, file };
   useInference(answer);
   if (!state.initial) {
-    setLabels(namedLabels(answer.n_labels, state.labels));
+    borrowLabels(namedLabels(answer.n_labels, state.labels));
   }
   emit("model");
   if (state.image) requestRefine();
@@ -197,8 +204,8 @@ export const openModel = (file) => exclusively("Opening", async (signal) => {
 /** Back to the sliders' kernels. */
 export function closeModel() {
   state.model = null;
+  returnLabels();
   emit("model");
-  emit("labels");
   if (state.image) requestRefine();
 }
 

@@ -1,5 +1,6 @@
 // The list of labels: choose, name, add and remove them.
 import { drawScribbles } from "./canvas.js";
+import { toast } from "./notices.js";
 import { requestRefine } from "./refiner.js";
 import { NONE, colourOf, cssColour, element, emit, on, state } from "./state.js";
 
@@ -15,6 +16,43 @@ export function chooseLabel(label) {
   state.active = label;
   state.erasing = false;
   emit("tool");
+}
+
+/**
+ * Labels and scribbles before a label map, probabilities or a model brought other labels.
+ * @type {{scribbles: any, names: string[], plane: Uint8Array} | null}
+ */
+let aside = null;
+
+/** Take the labels of something that was loaded; those it has no room for come back after it. */
+export function borrowLabels(names) {
+  if (!aside && state.scribbles) {
+    const { scribbles } = state;
+    aside = { scribbles, names: state.labels, plane: scribbles.plane.slice() };
+  }
+  const lost = state.labels.filter((_, i) => i >= names.length);
+  setLabels(names);
+  if (lost.length) {
+    toast(`There are only ${names.length} labels now: ${lost.join(", ")} with what was painted ` +
+      "of it comes back when you put away what was loaded.");
+  }
+}
+
+/** Bring back the labels from before, once nothing that is loaded asks for others. */
+export function returnLabels() {
+  const kept = aside;
+  if (isFixed()) return;
+  aside = null;
+  if (!kept || kept.scribbles !== state.scribbles) return;
+  const count = state.labels.length;
+  const { plane } = state.scribbles;
+  for (let i = 0; i < plane.length; i++) {
+    if (plane[i] === NONE && kept.plane[i] !== NONE && kept.plane[i] >= count) {
+      plane[i] = kept.plane[i];
+    }
+  }
+  const extra = state.labels.slice(kept.names.length);
+  setLabels([...kept.names, ...extra]);
 }
 
 /**
@@ -45,7 +83,8 @@ function edit(names, table) {
     state.scribbles.commit([before, names]);
     drawScribbles();
     emit("history");
-    if (state.live) requestRefine();
+    // Without it the picture would show the numbers that labels had before.
+    if (state.live || (table && state.result)) requestRefine();
   }
   emit("labels");
 }
@@ -90,7 +129,9 @@ function makeRow(name, label) {
   text.setAttribute("aria-label", `Name of label ${label + 1}`);
   text.addEventListener("input", () => {
     state.labels = state.labels.map((old, i) => (i === label ? text.value : old));
-    radio.setAttribute("aria-label", `Paint ${text.value}`);
+    radio.setAttribute("aria-label", `Paint ${text.value || `label ${label + 1}`}`);
+    remove.setAttribute("aria-label", `Remove ${text.value || `label ${label + 1}`}`);
+    showSwatches();
   });
   const share = document.createElement("span");
   share.className = "share";
@@ -119,7 +160,7 @@ function showShares() {
   [...list.children].forEach((row, label) => {
     const share = row.querySelector(".share");
     share.replaceChildren();
-    if (!counts) return;
+    if (counts?.length !== state.labels.length) return;
     const percent = (100 * (counts[label] ?? 0)) / total;
     const bar = document.createElement("i");
     bar.style.setProperty("--share", `${percent}%`);
@@ -140,7 +181,24 @@ on("labels", () => {
   showActive();
   showShares();
 });
+/** A row of labels above the picture, for screens on which the list is out of sight. */
+function showSwatches() {
+  element("swatches").replaceChildren(...state.labels.map((name, label) => {
+    const button = Object.assign(document.createElement("button"), {
+      type: "button", className: "icon", textContent: String(label + 1), title: name,
+    });
+    button.style.setProperty("--colour", cssColour(label));
+    button.style.setProperty("--ink", inkOn(colourOf(label)));
+    button.setAttribute("aria-label", `Paint ${name || `label ${label + 1}`}`);
+    const active = label === state.active && !state.erasing;
+    button.setAttribute("aria-pressed", String(active));
+    button.addEventListener("click", () => chooseLabel(label));
+    return button;
+  }));
+}
+
 on("initial model", () => emit("labels"));
+on("labels tool", showSwatches);
 on("tool", showActive);
 on("result", showShares);
 element("add-label").addEventListener("click", addLabel);

@@ -27,6 +27,9 @@ export function toast(sentence) {
   list.append(note);
 }
 
+/** Put all errors away. */
+export const dismissToasts = () => element("toasts").replaceChildren();
+
 let announceTimer = 0;
 
 /**

@@ -26,11 +26,12 @@ function addSamples() {
     chips.append(chip);
   }
   list.addEventListener("change", () => {
-    if (list.value) openImage({ sample: list.value });
+    if (list.value) openImage({ sample: list.value }).finally(showChosen);
   });
-  on("image", () => {
-    list.value = state.image.source.sample ?? "";
-  });
+  const showChosen = () => {
+    list.value = state.image?.source.sample ?? "";
+  };
+  on("image", showChosen);
 }
 
 function acceptDrops() {
@@ -51,7 +52,16 @@ function acceptDrops() {
     event.preventDefault();
     show(-depth);
     const [file] = event.dataTransfer.files;
-    if (file) openFile(file);
+    const onStart = event.target.closest?.("#start-section");
+    if (file && onStart && !file.name.endsWith(".safetensors")) openInitial(file);
+    else if (file) openFile(file);
+  });
+}
+
+/** Ask before painted work goes with the page. */
+function guardWork() {
+  addEventListener("beforeunload", (event) => {
+    if (state.scribbles?.done.length) event.preventDefault();
   });
 }
 
@@ -96,6 +106,7 @@ export function buildOpening() {
   addSamples();
   acceptDrops();
   acceptPastes();
+  guardWork();
   on("initial", describeInitial);
   on("model", describeModel);
   describeInitial();

@@ -17,6 +17,8 @@ let stroke = null;
 let lastPlace = null;
 let panningWith = -1;
 let spaceHeld = false;
+/** Where the mouse or pen is over the picture. @type {{clientX: number, clientY: number} | null} */
+let hover = null;
 /** The keyboard's brush. */
 const cursor = { x: 0, y: 0, painting: false };
 
@@ -103,8 +105,8 @@ function pointerMove(event) {
   if (!state.image) return;
   const known = pointers.get(event.pointerId);
   if (event.pointerType !== "touch") {
-    const { x, y } = toImage(event);
-    showRing(x, y);
+    hover = { clientX: event.clientX, clientY: event.clientY };
+    followPointer();
   }
   if (!known) return;
   if (pointers.size === 2 && !stroke && event.pointerType === "touch") {
@@ -145,6 +147,13 @@ function wheel(event) {
     return; // nothing to move: let the page scroll
   }
   event.preventDefault();
+}
+
+/** The brush's ring where the pointer is, if it is over the picture. */
+function followPointer() {
+  if (!hover) return showRing();
+  const { x, y } = toImage(hover);
+  showRing(x, y);
 }
 
 function showCrosshair() {
@@ -201,7 +210,10 @@ pad.addEventListener("pointerdown", pointerDown);
 pad.addEventListener("pointermove", pointerMove);
 pad.addEventListener("pointerup", pointerUp);
 pad.addEventListener("pointercancel", pointerUp);
-pad.addEventListener("pointerleave", () => showRing());
+pad.addEventListener("pointerleave", () => {
+  hover = null;
+  showRing();
+});
 pad.addEventListener("contextmenu", (event) => event.preventDefault());
 pad.addEventListener("wheel", wheel, { passive: false });
 pad.addEventListener("keydown", keyDown);
@@ -223,4 +235,8 @@ on("image", () => {
   pad.setAttribute("aria-label", `Painting area, ${state.image.name}, ` +
     `${state.image.width} by ${state.image.height} pixels`);
 });
-on("place tool", showCrosshair);
+on("place tool", () => {
+  if (!state.image) return;
+  followPointer();
+  showCrosshair();
+});

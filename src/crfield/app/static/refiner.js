@@ -3,8 +3,14 @@ import { isAbort, refine } from "./api.js";
 import { hint, status, toast, track } from "./notices.js";
 import { element, emit, state } from "./state.js";
 
+// A request that has been under way for so long, in ms, makes room for a newer one.
+const PATIENCE = 1000;
+
 /** @type {AbortController | null} */
 let running = null;
+let startedAt = 0;
+/** What the result that is shown was made from. @type {{settings: string, plane: Uint8Array} | null} */
+let source = null;
 let wanted = false;
 /**
  * The first and the last event that the next request will be the first to contain.
@@ -34,6 +40,14 @@ export function requestRefine(eventTime, what = "stroke") {
   }
   wanted = true;
   if (!running) idle = run();
+  else if (performance.now() - startedAt > PATIENCE) running.abort();
+}
+
+/** Whether the result that is shown is that of the settings and scribbles as they are. */
+export function isCurrent() {
+  if (!state.result || !source || source.settings !== JSON.stringify(hooks.settings())) return false;
+  const { plane } = state.scribbles;
+  return plane.length === source.plane.length && plane.every((v, i) => v === source.plane[i]);
 }
 
 /** Resolves once nothing is under way or waiting. */
@@ -65,7 +79,9 @@ async function run() {
       showNothing(reason);
       continue;
     }
+    hint("");
     running = new AbortController();
+    startedAt = performance.now();
     state.busy = true;
     emit("busy");
     try {
@@ -92,15 +108,20 @@ async function once(controller, mayRecover) {
   const shown = events;
   events = null;
   const job = track("Refining", stopRefining);
+  const settings = hooks.settings();
+  const plane = state.scribbles.plane.slice();
   try {
-    const answer = await refine(image, hooks.settings(), state.scribbles.plane, {
+    const answer = await refine(image, settings, plane, {
       signal: controller.signal,
       onProgress: ({ iteration, max_iter: most }) =>
         job.progress(iteration / most, `step ${iteration} of ${most}`),
     });
-    if (state.image === image && !controller.signal.aborted) show(answer, shown);
+    if (state.image !== image || controller.signal.aborted) return;
+    source = { settings: JSON.stringify(settings), plane };
+    show(answer, shown);
   } catch (error) {
     if (isAbort(error)) {
+      events = merged(shown, events);
       if (state.image === image && !wanted) status("Cancelled: paint, or choose Refine now.");
     } else if (mayRecover && state.image === image && (await hooks.recover(error))) {
       job.done();
@@ -112,6 +133,11 @@ async function once(controller, mayRecover) {
   } finally {
     job.done();
   }
+}
+
+/** Events of a request that came to nothing, together with those since. */
+function merged(before, after) {
+  return before && after ? { ...after, oldest: before.oldest } : after;
 }
 
 /** @param {any} answer @param {typeof events} shown  the events whose effect is in it */

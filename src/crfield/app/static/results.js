@@ -12,7 +12,7 @@ function list(rows) {
   ]));
 }
 
-on("result", () => {
+function show() {
   const { result } = state;
   element("result-body").hidden = !result;
   element("result-empty").hidden = Boolean(result);
@@ -32,4 +32,7 @@ on("result", () => {
     ["A step", milliseconds(step)],
     ["Total", milliseconds(total)],
   ]);
-});
+}
+
+on("result", show);
+element("result-section").addEventListener("toggle", show);

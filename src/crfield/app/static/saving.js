@@ -2,12 +2,17 @@
 import { getFile } from "./api.js";
 import { recover } from "./images.js";
 import { status, toast } from "./notices.js";
-import { requestRefine, whenIdle } from "./refiner.js";
+import { isCurrent, requestRefine, whenIdle } from "./refiner.js";
 import { element, state } from "./state.js";
 
 /** One of the server's files for the result that is shown, computed again if it forgot it. */
 async function fetchFile(name) {
   await whenIdle();
+  if (!isCurrent()) {
+    requestRefine();
+    await whenIdle();
+    if (!isCurrent()) throw new Error("There is no result of what is painted now: refine first.");
+  }
   try {
     return await getFile(state.image.id, name);
   } catch (error) {

@@ -216,7 +216,7 @@ function makeReset() {
   });
   button.addEventListener("click", (event) => {
     useDefaults();
-    if (state.image) requestRefine(event.timeStamp, "change");
+    if (state.image && state.live) requestRefine(event.timeStamp, "change");
   });
   return button;
 }

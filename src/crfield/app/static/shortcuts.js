@@ -2,7 +2,7 @@
 import { fit, pan, zoom } from "./canvas.js";
 import { compare, peek } from "./compare.js";
 import { addLabel, chooseLabel } from "./labels.js";
-import { cancelWork } from "./notices.js";
+import { cancelWork, dismissToasts } from "./notices.js";
 import { holdSpace } from "./pointer.js";
 import { requestRefine } from "./refiner.js";
 import { save } from "./saving.js";
@@ -27,7 +27,7 @@ const SHORTCUTS = [
   ["Ctrl+Shift+Z", "redo, Ctrl+Y as well", {
     "ctrl+shift+z": () => travel("redo"), "ctrl+y": () => travel("redo") }],
   ["R", "refine now", { r: () => requestRefine() }],
-  ["Esc", "cancel what is under way", { escape: cancelWork }],
+  ["Esc", "cancel what is under way, else put messages away", { escape: () => cancelWork() || dismissToasts() }],
   ["Space", "hold it: the labels before refinement; with a drag: move the picture", {}],
   ["C", "before and after, side by side", { c: () => compare(!state.comparing) }],
   ["V", "next view: overlay, labels, entropy, image", { v: nextView }],
@@ -58,11 +58,14 @@ function nameOf(event) {
   return `${control}${control && event.shiftKey ? "shift+" : ""}${key}`;
 }
 
+/** Combinations that no field needs itself. */
+const ALWAYS = new Set(["escape", "ctrl+s", "ctrl+o"]);
+
 /** Whether the element with the focus needs this key itself. */
 function belongsToControl(event) {
   const target = /** @type {HTMLElement} */ (event.target);
   const type = target.tagName === "INPUT" ? target.type : target.tagName.toLowerCase();
-  if (["text", "number", "select", "textarea"].includes(type)) return true;
+  if (["text", "number", "select", "textarea"].includes(type)) return !ALWAYS.has(nameOf(event));
   if (event.key.startsWith("Arrow") && !event.ctrlKey) {
     return ["range", "radio"].includes(type) || target.role === "slider" || type === "pre";
   }
@@ -86,6 +89,20 @@ function keyDown(event) {
   if (name.startsWith("arrow") && !state.image) return;
   action();
   event.preventDefault();
+}
+
+/** Whether the pointer was used last, not the keyboard. */
+let byPointer = false;
+
+/**
+ * What the pointer has used gives the keys back: else Space would press a button again, and letters
+ * would choose from a list.
+ */
+function giveKeysBack(event) {
+  const kinds = event.type === "change" ? "select"
+    : "button, summary, input[type=checkbox], input[type=radio]";
+  const control = byPointer && event.target.closest?.(kinds);
+  if (control && !control.closest("dialog")) control.blur();
 }
 
 function release() {
@@ -123,6 +140,10 @@ export function buildShortcuts() {
   addEventListener("keydown", keyDown);
   addEventListener("keyup", (event) => event.key === " " && release());
   addEventListener("blur", release);
+  addEventListener("pointerdown", () => { byPointer = true; }, { capture: true });
+  addEventListener("keydown", () => { byPointer = false; }, { capture: true });
+  addEventListener("click", giveKeysBack);
+  addEventListener("change", giveKeysBack);
   element("help").addEventListener("click", showHelp);
   element("shortcuts").tBodies[0].append(...SHORTCUTS.map(([keys, text]) => {
     const row = document.createElement("tr");

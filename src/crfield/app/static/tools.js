@@ -1,5 +1,5 @@
 // The bars above and below the picture: brush, history, zoom, view.
-import { fit, showRing, zoom } from "./canvas.js";
+import { fit, zoom } from "./canvas.js";
 import { requestRefine } from "./refiner.js";
 import { NONE, element, emit, on, state } from "./state.js";
 
@@ -40,7 +40,7 @@ export function travel(direction) {
   }
   emit("scribbles");
   emit("history");
-  if (state.live) requestRefine();
+  if (state.live || (edit.labels && state.result)) requestRefine();
 }
 
 function clear() {
@@ -81,7 +81,6 @@ on("tool", () => {
   element("size").value = String(toPlace(state.brush));
   element("size").setAttribute("aria-valuetext", `${state.brush} pixels`);
   element("size-text").textContent = `${state.brush} px`;
-  if (state.image && document.activeElement !== element("pad")) showRing();
 });
 on("view", () => {
   document.querySelector(`input[name=view][value=${state.view}]`).checked = true;
