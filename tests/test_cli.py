@@ -144,8 +144,8 @@ class TestOneImage:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            (["--iterations", "3", "--tol", "0"], ": 3 iterations (the limit), "),
-            (["--iterations", "1", "--tol", "0"], ": 1 iteration (the limit), "),
+            (["--iterations", "3", "--tol", "0"], ": 3 iterations (the limit; raise "),
+            (["--iterations", "1", "--tol", "0"], ": 1 iteration (the limit; raise "),
             (["--iterations", "90", "--tol", "0.5"], " iterations, converged, "),
         ],
     )
@@ -317,7 +317,37 @@ class TestRefusals:
         np.save("small.npy", SCENE.probabilities[::2])
         message = failure(capsys, "refine", "photo.bmp", "--probs", "small.npy")
         assert "32 x 40" in message
-        assert "16 x 40" in message
+        assert "(16, 40, 3); bring both to one size" in message
+
+    def test_axes_in_another_order_are_recognised(self, capsys: pytest.CaptureFixture[str]) -> None:
+        probabilities = SCENE.probabilities
+        for name, values, remedy in (
+            ("first", np.moveaxis(probabilities, -1, 0), "add --layout channels_first"),
+            ("swapped", probabilities.swapaxes(0, 1), "width and height look swapped"),
+            ("batch", np.moveaxis(probabilities, -1, 0)[None], "which is that of a batch"),
+        ):
+            np.save(f"{name}.npy", values)
+            message = failure(capsys, "refine", "photo.bmp", "--probs", f"{name}.npy")
+            assert remedy in message
+
+    def test_probabilities_of_the_foreground_alone(self) -> None:
+        np.save("front.npy", SCENE.probabilities[..., 0])
+        assert main(["refine", "photo.bmp", "--probs", "front.npy", "-o", "front.png"]) == 0
+        result = crfield.refine(SCENE.image, SCENE.probabilities[..., 0])
+        np.testing.assert_array_equal(read("front.png"), result.labels)
+
+    @pytest.mark.parametrize(
+        ("typed", "meant"), [("--labells", "--labels"), ("--sptial", "--spatial")]
+    )
+    def test_mistyped_options(
+        self, capsys: pytest.CaptureFixture[str], typed: str, meant: str
+    ) -> None:
+        assert main(["refine", "photo.bmp", "--probs", "probs.npy", typed, "3"]) == 2
+        assert f"there is no {typed}; did you mean {meant}?" in capsys.readouterr().err
+
+    def test_a_folder_that_is_not_there_is_made(self) -> None:
+        assert main(["refine", "photo.bmp", "--labels", "photo.png", "-o", "new"]) == 0
+        assert Path("new/photo_refined.png").is_file()
 
     def test_exif_orientation_is_mentioned(self, capsys: pytest.CaptureFixture[str]) -> None:
         exif = Image.Exif()

@@ -359,3 +359,14 @@ def test_large_images_are_shrunk_unless_told_otherwise(small_dataset, monkeypatc
         assert main([*command, *words]) == 0
         page = Path("model.report.html").read_text()
         assert re.search(rf"shrunk by</t.>\s*<td[^>]*>{expected}<", page)
+
+
+def test_what_is_missing_is_said_before_work(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("crfield.learning.objective.find_spec", lambda name: None)
+    monkeypatch.setattr("crfield.learning.optimizers.find_spec", lambda name: None)
+    words = ["learn", str(tmp_path), "-o", str(tmp_path / "model")]
+    assert main([*words, "--jobs", "2"]) == 2
+    assert "n_jobs=2 needs joblib" in capsys.readouterr().err
+    assert main([*words, "--jobs", "1", "--optimizer", "lbfgs"]) == 2
+    assert "'lbfgs' needs SciPy" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()

@@ -384,7 +384,11 @@ class TestRefusedFolders:
         assert "'apple'," in message
         assert str(root / folder) in message
         (root / folder / "plum.png").unlink()
-        assert "'plum' and 1 other names" in refusal(FolderDataset, root, "learn")
+        assert "'plum' and 1 other name," in refusal(FolderDataset, root, "learn")
+
+    def test_names_with_a_suffix(self, root):
+        (root / "learn.txt").write_text("apple.png\n", "utf-8")
+        assert "names go without a suffix: apple" in refusal(FolderDataset, root, "learn")
 
     def test_missing_unaries(self, with_unaries):
         (with_unaries / "unaries" / "pear.npy").unlink()

@@ -14,6 +14,7 @@ from crfield import (
     InputError,
     Pairwise,
     Potts,
+    Spatial,
     unary_from_features,
     unary_from_labels,
     unary_from_logits,
@@ -80,3 +81,17 @@ def test_recalibration_is_a_logistic_unary_inside_the_model(tmp_path):
     )
     with pytest.raises(InputError, match="3 rows and 4 columns"):
         DenseCRF(3, terms, np.eye(3))
+
+
+def test_masks_of_0_and_255_are_noticed():
+    with pytest.warns(UserWarning, match="pass labels > 0"):
+        unary_from_labels(np.array([[0, 255], [0, 255]]), 2)
+
+
+def test_probabilities_in_the_place_of_costs_are_noticed():
+    crf = DenseCRF(3, [Pairwise(Spatial(2), Potts(1))])
+    p = np.random.default_rng(0).dirichlet(np.ones(3), (9, 8))
+    with pytest.warns(UserWarning, match="unary looks like probabilities"):
+        crf.infer(None, p)
+    crf.infer(None, unary_from_probabilities(p))
+    crf.infer(None, np.eye(3)[p.argmax(-1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from crfield._validate import (
 from crfield.features import Observation, looks_swapped
 
 _SMALL_COST = 64.0  # float32 numbers up to here are exact to 4e-6
+_ENOUGH_ROWS, _LOOKED_AT = 64, 1000  # to tell probabilities from costs
 LAYOUTS = ("channels_last", "channels_first")
 
 
@@ -49,10 +51,20 @@ def check_same_grid(
     shape: tuple[int, ...], image_shape: tuple[int, ...], name: str, label_axis: int | None = None
 ) -> None:
     """Refuse a segmentation of other pixels than the image's; `label_axis` is 0, -1 or None."""
+    grid = shape if label_axis is None else shape[1:] if label_axis == 0 else shape[:-1]
+    if grid not in (image_shape, image_shape[:-1]):
+        raise InputError(
+            f"{name} must cover the pixels of the image, but {name} have shape {shape}, the image "
+            f"{image_shape}; {grid_hint(shape, image_shape, label_axis)}."
+        )
+
+
+def grid_hint(
+    shape: tuple[int, ...], image_shape: tuple[int, ...], label_axis: int | None
+) -> str:
+    """What to do about a segmentation of this shape, which is not that of the image's pixels."""
     grids = (image_shape, image_shape[:-1])
     grid = shape if label_axis is None else shape[1:] if label_axis == 0 else shape[:-1]
-    if grid in grids:
-        return
     d = len(grid)
     if shape[:1] == (1,) and (shape[1:] in grids or grid[1:] in grids):
         hint = "drop the first axis, which is that of a batch"
@@ -62,6 +74,8 @@ def check_same_grid(
         hint = "width and height look swapped: transpose one of them"
     elif d > 2 and image_shape[:d] == grid[::-1]:
         hint = "their axes look reversed: transpose one of them"
+    elif label_axis == -1 and shape[1:] in grids:
+        hint = 'its labels come first: pass layout="channels_first"'
     elif image_shape[1:] == grid:
         hint = "the image's channels come first: move them last with np.moveaxis(image, 0, -1)"
     elif image_shape[:1] == (1,) and grid in (image_shape[1:], image_shape[1:-1]):
@@ -71,10 +85,7 @@ def check_same_grid(
         hint = "drop the last axis" if one else "pass .argmax(-1) if there is a plane a label"
     else:
         hint = "bring both to one size"
-    raise InputError(
-        f"{name} must cover the pixels of the image, but {name} have shape {shape}, the image "
-        f"{image_shape}; {hint}."
-    )
+    return hint
 
 
 def is_foreground(shape: tuple[int, ...], image_shape: tuple[int, ...]) -> bool | None:
@@ -126,6 +137,24 @@ def as_costs(
     costs = _labels_last(as_floats(unary, "unary"), layout)
     check_magnitude(costs, "unary")
     return costs, None
+
+
+def warn_of_probabilities(costs: FloatArray, most: float | None) -> None:
+    """Say so where costs (*grid, L) look like probabilities; most : their largest magnitude."""
+    n_labels = costs.shape[-1]
+    if n_labels < 2 or (most is not None and most > 1.0):
+        return
+    rows = costs.reshape(-1, n_labels)
+    some = rows[:: max(1, len(rows) // _LOOKED_AT)]
+    # Few rows may be so by chance, and costs of 0 and 1 are as likely as certain labels.
+    if len(rows) < _ENOUGH_ROWS or some.min() < 0.0 or ((some == 0.0) | (some == 1.0)).all():
+        return
+    if np.ptp(some) > 0.0 and np.abs(some.sum(1) - 1.0).max() < 1e-3:
+        warnings.warn(
+            "unary looks like probabilities, and costs are expected, small for likely labels: "
+            "pass unary_from_probabilities(p).",
+            stacklevel=3,
+        )
 
 
 def center_costs(

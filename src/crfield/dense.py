@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from crfield._inputs import as_costs, as_start, center_costs, check_inference_memory, grid_of
+from crfield._inputs import (
+    as_costs,
+    as_start,
+    center_costs,
+    check_inference_memory,
+    grid_of,
+    warn_of_probabilities,
+)
 from crfield._parallel import thread_count
 from crfield._validate import (
     MAX_LABELS,
@@ -193,6 +200,7 @@ class DenseCRF:
             working_dtype(values), self.n_labels, len(self.terms), observation
         )
         given, most = as_costs(values, layout, n_threads)
+        warn_of_probabilities(given, most)
         costs = self.recalibrate(self.unary_features(given, observation))
         start = None if init is None else as_start(init, costs, layout, observation)
 

@@ -29,6 +29,7 @@ from crfield.dense import DenseCRF
 from crfield.features import observe
 from crfield.learning import Inference, LearningReport
 from crfield.learning import learn as learn_parameters
+from crfield.learning.objective import check_joblib
 from crfield.losses import VOID
 from crfield.metrics import as_label_map, confusion_matrix, mean_iou
 from crfield.refinement import potts_model
@@ -320,13 +321,9 @@ def _effective_jobs(n_jobs: int | None) -> int:
     """How many jobs `n_jobs` means; joblib knows what -1 is on a cluster."""
     if n_jobs is None or n_jobs == 1:
         return 1
-    try:
-        from joblib import effective_n_jobs
-    except ImportError:
-        raise InputError(
-            f"n_jobs={n_jobs} needs joblib, which is not installed; "
-            "pip install crfield[learn], or use n_jobs=1."
-        ) from None
+    check_joblib(n_jobs)
+    from joblib import effective_n_jobs
+
     if n_jobs == 0:
         raise InputError("n_jobs must not be 0, got 0; use 1, or -1 for every core.")
     return int(effective_n_jobs(n_jobs))

@@ -128,22 +128,26 @@ def read_labels(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
 
 def read_probabilities(
     path: Path, max_pixels: int = DEFAULT_MAX_PIXELS, layout: str = "channels_last",
-    max_labels: int | None = None,
+    max_labels: int | None = None, may_be_foreground: bool = False,
 ) -> npt.NDArray[np.floating[Any]]:
     """Read floating-point label probabilities, `(*grid, L)` or, channels first, `(L, *grid)`.
 
     A `.npz` must hold one array, or one named `probabilities` or `probs`. The labels of a
     four-dimensional NIfTI lie along its last axis; they come back in the layout asked for. Files
-    that announce more than `max_labels` are refused.
+    that announce more than `max_labels` are refused. With `may_be_foreground` an array (H, W) will
+    do, the probability of the second of two labels.
     """
     channels_first = layout == "channels_first"
 
     def check_shape(shape: tuple[int, ...]) -> None:
+        if may_be_foreground and len(shape) == 2:
+            return check_size(path, shape, max_pixels)
         if len(shape) not in (3, 4):
             axes = "(L, H, W) or (L, Z, H, W)" if channels_first else "(H, W, L) or (Z, H, W, L)"
             raise InputError(
                 f"expected probabilities of shape {axes} in {path}, but its array has shape "
-                f"{shape}; add the missing axis or drop the others."
+                f"{shape}; add the missing axis, as np.stack([1 - p, p], -1) does for a "
+                "foreground's probability p, or drop the others."
             )
         check_size(path, shape[1:] if channels_first else shape[:-1], max_pixels)
         n_labels = shape[0 if channels_first else -1]
@@ -287,9 +291,11 @@ def _decoding(path: Path) -> Iterator[None]:
         raise
     except UnidentifiedImageError as error:
         known = ", ".join(_PILLOW_FORMATS)
+        is_array = _has_suffix(path, (".npy",))
+        remedy = "add --block 512 to read an array" if is_array else "convert it to PNG"
         raise InputError(
             f"cannot read {path}: expected one of the formats {known}; it is something else or "
-            "damaged, convert it to PNG."
+            f"damaged, {remedy}."
         ) from error
     except MemoryError as error:
         raise InputError(f"not enough memory to read {path}; make it smaller.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,12 @@ def unary_from_labels(
     """
     n = as_count(n_labels, "n_labels", maximum=MAX_LABELS)
     known, ids = check_labels(labels, n, unknown)
+    if unknown == UNKNOWN and n > 1 and not known.all() and known.any() and not ids.any():
+        warnings.warn(
+            f"{UNKNOWN} marks unknown pixels, and all others have label 0; if {UNKNOWN} is a label "
+            f"(a 0/{UNKNOWN} mask), pass labels > 0.",
+            stacklevel=2,
+        )
     p = as_scalar(confidence, "confidence")
     if not 0.0 < p < 1.0 and not (n == 1 and p == 1.0):
         raise InputError(f"confidence must lie between 0 and 1, got {p:g}; try 0.7.")
@@ -64,7 +71,7 @@ def unary_from_probabilities(
         index = first_index(bad)
         raise InputError(
             f"probabilities must lie in [0, 1], got {p[index]:g} at index {index}; "
-            "pass logits through unary_from_logits, or divide 0..255 maps by 255."
+            "apply a softmax over the labels to logits, or divide 0..255 maps by 255."
         )
     off = np.abs(p.sum(-1) - 1.0)
     if off.size and off.max() > 0.02:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from crfield._validate import InputError
+from crfield.cli.parsing import Parser
 
 DESCRIPTION = "Make segmentations follow the image, with a dense conditional random field."
 EPILOG = """\
@@ -76,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     from crfield import __version__
     from crfield.cli import app, demo, evaluate, graph, learn, refine
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="crfield",
         description=DESCRIPTION,
         epilog=EPILOG,

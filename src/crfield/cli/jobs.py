@@ -120,7 +120,9 @@ def _single_output(output: Path | None) -> tuple[Path, Path | None]:
     """Folder and, where `output` names a file, that file."""
     if output is None:
         return Path(), None
-    return (output, None) if output.is_dir() else (output.parent, output)
+    if output.is_dir() or (not output.suffix and not output.exists()):
+        return output_folder(output), None
+    return output.parent, output
 
 
 def output_folder(output: Path | None) -> Path:

@@ -34,6 +34,8 @@ from crfield.learning import (
     write_report,
 )
 from crfield.learning.learn import LOSSES
+from crfield.learning.objective import check_joblib
+from crfield.learning.optimizers import check_optimizer
 
 # Images this large are learned from whole; so many are looked at to know how large they are.
 _ENOUGH_PIXELS, _SIZED_IMAGES = 30_000, 8
@@ -102,6 +104,9 @@ def run_learn(arguments: argparse.Namespace) -> int:
     journal, page = (output.with_name(output.name + end) for end in (".journal", ".report.html"))
     for path in (output, journal, page):
         check_writable(path)
+    jobs = default_jobs() if arguments.jobs is None else arguments.jobs
+    check_joblib(jobs)
+    check_optimizer(arguments.optimizer)
     dataset = open_dataset(arguments, arguments.split)
     validation = open_dataset(arguments, arguments.validation) if arguments.validation else None
     given = DenseCRF.load(arguments.start) if arguments.start else None
@@ -113,7 +118,6 @@ def run_learn(arguments: argparse.Namespace) -> int:
             shrink = _shrink(arguments, dataset)
             examples = _Remembered(dataset, shrink, progress.visit)
             grid_dim = np.ndim(examples[0].truth)
-            jobs = default_jobs() if arguments.jobs is None else arguments.jobs
             loss = make_loss(arguments.loss, examples, dataset.n_labels, void=dataset.void)
             inference = Inference(arguments.algorithm, "auto", arguments.iterations)
             start = given.rescaled(1 / shrink, grid_dim) if given else starting_model(

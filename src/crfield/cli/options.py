@@ -101,7 +101,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--no-bilateral", dest="bilateral", action="store_const", const=None,
         help="leave the bilateral term out")
     add("--confidence", type=float, metavar="C",
-        help="how far to trust the input, with --labels: probability that a label is right "
+        help="how far to trust the input, with --labels: probability that a label is right; 0.6 "
+        "suits blobs drawn by hand "
         f"{_default('confidence')}")
     add("--unknown", type=_label_or_none, metavar="N",
         help="with --labels: id of pixels to be filled in, or none if every id is a label "

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import crfield
+from crfield._inputs import grid_hint
 from crfield._validate import InputError
 from crfield.cli.blocks import refine_in_blocks
 from crfield.cli.extras import extra_outputs, palette_of, warn_of_lost_labels, write_extras
@@ -185,28 +186,36 @@ def _read_prediction(
     palette = palette_of(keywords)
     if hasattr(arguments, "probs"):
         layout = keywords.get("layout", "channels_last")
-        values = read_probabilities(job.prediction, arguments.max_pixels, layout)
-        grid = values.shape[:-1] if layout == "channels_last" else values.shape[1:]
-        _check_grids(job, image, grid)
+        values = read_probabilities(
+            job.prediction, arguments.max_pixels, layout, may_be_foreground=True
+        )
+        label_axis = -1 if layout == "channels_last" else 0
+        if values.ndim == 2 and values.shape == image.grid:  # the foreground's alone
+            values = np.stack([1 - values, values], label_axis)
+        _check_grids(job, image, values.shape, label_axis)
         return values, replace(image, palette=palette)
     labels = read_labels(job.prediction, arguments.max_pixels)
-    _check_grids(job, image, labels.grid)
+    _check_grids(job, image, labels.grid, None)
     _check_two_labels(labels, keywords)
     if labels.mode is None:  # neither .npy nor volumes have colours to keep
         labels = replace(labels, palette=palette, nifti=labels.nifti or image.nifti)
     return labels.array, labels
 
 
-def _check_grids(job: Job, image: ImageFile, grid: tuple[int, ...]) -> None:
+def _check_grids(
+    job: Job, image: ImageFile, shape: tuple[int, ...], label_axis: int | None
+) -> None:
+    """Refuse a prediction of other pixels; `label_axis` is 0, -1 or None."""
+    grid = shape if label_axis is None else shape[1:] if label_axis == 0 else shape[:-1]
     if image.grid == grid:
         return
-    remedy = "resize one of them"
+    remedy = grid_hint(shape, image.array.shape, label_axis)
+    remedy = remedy.replace('pass layout="channels_first"', "add --layout channels_first")
     if image.turned:
         remedy += "; the image was turned as its EXIF orientation says"
     raise InputError(
         f"expected {job.prediction} to cover the pixels of {job.image}, "
-        f"{' x '.join(map(str, image.grid))}, but it covers {' x '.join(map(str, grid))}; "
-        f"{remedy}."
+        f"{' x '.join(map(str, image.grid))}, but it has shape {shape}; {remedy}."
     )
 
 
@@ -250,7 +259,7 @@ def _line(record: Record) -> str:
         )
     steps = counted(record["n_iter"], "iteration")
     if record["status"] == crfield.InferenceStatus.MAX_ITER.value:
-        steps += " (the limit)"
+        steps += " (the limit; raise --iterations to go on)"
     else:
         steps += ", converged" if record["converged"] else ", as far as rounding allows"
     return f"{record['input']} -> {record['output']}: {steps}, {record['seconds']:.2f} s"

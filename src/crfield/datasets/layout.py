@@ -134,10 +134,14 @@ def one_each(found: Mapping[str, list[Any]], names: Iterable[str], what: str) ->
     """The only place of each name; none, or a second one, is an error."""
     missing = [name for name in names if name not in found]
     if missing:
-        others = f" and {len(missing) - 1} other names" if len(missing) > 1 else ""
+        more = len(missing) - 1
+        others = f" and {more} other name{'s' if more > 1 else ''}" if more else ""
+        remedy = "add the file or take the name out of the split"
+        if (stem := missing[0].rpartition(".")[0]) in found:
+            remedy = f"names go without a suffix: {stem}"
         raise InputError(
             f"expected {what} for {shown(missing[0])}{others}, but there is nothing of the kind; "
-            "add the file or take the name out of the split."
+            f"{remedy}."
         )
     for name in names:
         if len(found[name]) > 1:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
+from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -276,9 +277,19 @@ def threads_per_job(n_jobs: int) -> int:
     """Native threads that each of so many jobs may use; negative numbers count as in joblib."""
     if n_jobs == 1:
         return usable_cores()
+    check_joblib(n_jobs)
     from joblib import effective_n_jobs
 
     return max(1, usable_cores() // int(effective_n_jobs(n_jobs)))
+
+
+def check_joblib(n_jobs: int) -> None:
+    """Refuse several jobs where joblib, which runs them, is missing."""
+    if n_jobs != 1 and find_spec("joblib") is None:
+        raise InputError(
+            f"n_jobs={n_jobs} needs joblib, which is not installed; "
+            "pip install crfield[learn], or use n_jobs=1."
+        )
 
 
 def visit(
@@ -288,6 +299,7 @@ def visit(
     """function(model, example, *arguments) of some examples, `n_jobs` at a time, in their order."""
     if n_jobs == 1:
         return [function(model, examples[i], *arguments) for i in indices]
+    check_joblib(n_jobs)
     from concurrent.futures.process import BrokenProcessPool
 
     from joblib import Parallel, delayed

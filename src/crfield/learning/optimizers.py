@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,16 @@ class Stopped(Exception):
     """Raised through an optimiser that offers no other way to stop it."""
 
 
+def check_optimizer(optimizer: str) -> None:
+    """Refuse an optimiser that does not exist, or that needs what is not installed."""
+    as_choice(optimizer, "optimizer", OPTIMIZERS)
+    if optimizer == "lbfgs" and find_spec("scipy") is None:
+        raise InputError(
+            "the optimizer 'lbfgs' needs SciPy, which is not installed; "
+            "pip install crfield[learn], or use 'cg'."
+        )
+
+
 def minimize(
     evaluate: Evaluate, start: Vector, scale: Vector, optimizer: str, max_iter: int,
     progress: Progress, *, n_examples: int, batch_size: int = 8, step_size: float = 0.1,
@@ -43,7 +54,7 @@ def minimize(
     "sgd" (momentum 0.9) take mini-batches in an order that depends on `seed` alone, `max_iter`
     epochs of them.
     """
-    as_choice(optimizer, "optimizer", OPTIMIZERS)
+    check_optimizer(optimizer)
 
     def slope(z: Vector, indices: Sequence[int] | None) -> tuple[float, Vector]:
         point = evaluate(start + scale * z, indices)
@@ -121,13 +132,7 @@ def _search(
 
 
 def _run_lbfgs(slope: Slope, start: Vector, max_iter: int, progress: Progress) -> None:
-    try:
-        from scipy.optimize import minimize as scipy_minimize
-    except ImportError:
-        raise InputError(
-            "the optimizer 'lbfgs' needs SciPy, which is not installed; "
-            "pip install crfield[learn], or use 'cg'."
-        ) from None
+    from scipy.optimize import minimize as scipy_minimize
 
     def callback(z: Vector) -> None:
         if progress(np.array(z)):
