@@ -370,3 +370,9 @@ def test_what_is_missing_is_said_before_work(monkeypatch, capsys, tmp_path):
     assert main([*words, "--jobs", "1", "--optimizer", "lbfgs"]) == 2
     assert "'lbfgs' needs SciPy" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
+
+
+def test_a_model_comes_before_its_data_set(capsys, tmp_path):
+    (tmp_path / "model").write_bytes(b"")
+    assert main(["evaluate", str(tmp_path), str(tmp_path / "model")]) == 2
+    assert "expected MODEL and then DATASET" in capsys.readouterr().err

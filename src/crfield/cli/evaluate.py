@@ -46,6 +46,10 @@ def add_command(commands: Any) -> None:
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
     """Print the scores of the model and of its input."""
+    if arguments.model.is_dir() and arguments.dataset.is_file():
+        raise InputError(
+            f"expected MODEL and then DATASET, got the folder {arguments.model} first; swap them."
+        )
     model = DenseCRF.load(arguments.model)
     dataset = open_dataset(arguments, arguments.split)
     if model.n_labels != dataset.n_labels:

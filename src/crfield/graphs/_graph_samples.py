@@ -45,9 +45,12 @@ def as_features(values: Any, name: str, ndim: int) -> Doubles:
     array: Doubles = as_floats(values, name, _DOUBLE).astype(np.float64, copy=False)
     if array.ndim != ndim or array.size == 0:
         expected = "(H, W, F)" if ndim == 3 else "(N, F)"
+        remedy = "use a constant 1 where there are no features"
+        if array.ndim == ndim - 1:
+            remedy = "add the axis of features with [..., None]"
         raise InputError(
             f"{name} must have shape {expected} with at least one of each, got {array.shape}; "
-            "use a constant 1 where there are no features."
+            f"{remedy}."
         )
     most = float(np.abs(array).max())
     if most > LARGEST_FEATURE:

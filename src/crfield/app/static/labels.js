@@ -26,8 +26,8 @@ let aside = null;
 
 /** Take the labels of something that was loaded; those it has no room for come back after it. */
 export function borrowLabels(names) {
-  if (!aside && state.scribbles) {
-    const { scribbles } = state;
+  const { scribbles } = state;
+  if (scribbles && aside?.scribbles !== scribbles) {
     aside = { scribbles, names: state.labels, plane: scribbles.plane.slice() };
   }
   const lost = state.labels.filter((_, i) => i >= names.length);

@@ -38,6 +38,8 @@ def as_rows(values: Any, name: str, shape: tuple[int | None, int | None]) -> Flo
         swapped = array.ndim == 2 and None not in shape and array.shape == shape[::-1]
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         remedy = "transpose it" if swapped else "put one pixel or variable in each column"
+        if array.ndim == 3 and array.shape[0] == shape[0]:
+            remedy = f"use its reshape(({shape[0]}, -1))"
         raise InputError(f"{name} must have shape ({wanted}), got {array.shape}; {remedy}.")
     check_memory(
         2.0 * FLOAT32.itemsize * array.size, f"{name} of shape {array.shape}",

@@ -230,6 +230,8 @@ class DenseCRF2D(DenseCRF):
         if image.shape != wanted:
             if image.ndim == 3 and image.shape == (self._w, self._h, 3):
                 remedy = "DenseCRF2D takes the width first: DenseCRF2D(w, h, nlabels)"
+            elif image.shape == (3, self._h, self._w):
+                remedy = "move its channels last with np.moveaxis(rgbim, 0, -1)"
             else:
                 remedy = "use create_pairwise_bilateral for other channels"
             raise InputError(f"rgbim must have shape {wanted}, got {image.shape}; {remedy}.")
