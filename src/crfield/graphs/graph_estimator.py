@@ -62,11 +62,11 @@ class _StructuredCRF(Estimator):
     C: float = 1.0
     optimizer: str = "lbfgs"
     max_iter: int = 100
-    tol: float = 1e-4
+    tol: float = 1e-2
     training: str = "joint"
     decode: str = "map"
     convex: bool = True
-    n_iter: int = 300
+    n_iter: int = 1000
     damping: float = 0.2
     inference_tol: float = 1e-4
     batch_size: int = 16
