@@ -109,7 +109,7 @@ def draw_readings(
     images: Sequence[NDArray[Any]], truth: Sequence[Any], readings: dict[str, Sequence[Any]]
 ) -> Image.Image:
     """Words (T, H, W), about 1 where there is ink, with what was read below; red is wrong."""
-    step = LETTER_HEIGHT + LINE * len(readings) + GAP
+    step, half = LETTER_HEIGHT + LINE * len(readings) + GAP, picture_of(images[0][0]).width // 2
     width = NAMES_WIDTH + CELL * max(map(len, truth))
     sheet = Image.new("RGB", (width, step * len(images)), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=18)
@@ -121,7 +121,7 @@ def draw_readings(
             middle = row * step + LETTER_HEIGHT + LINE // 2 + line * LINE
             draw.text((4, middle), name, fill=PALE, font=small, anchor="lm")
             for t, (ours, theirs) in enumerate(zip(found[row], text, strict=True)):
-                place = (NAMES_WIDTH + t * CELL + picture_of(word[t]).width // 2, middle)
+                place = (NAMES_WIDTH + t * CELL + half, middle)
                 colour = INK if ours == theirs else WRONG
                 draw.text(place, str(ours), fill=colour, font=font, anchor="mm")
     return sheet

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from urllib.parse import urlsplit
 
 import numpy as np
+import pytest
 from PIL import Image
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+# Where a browser must be there, its absence is a failure.
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None and "CRFIELD_NEED_BROWSER" not in os.environ, reason="the page needs chromium"
+)
 # The page shows a result, and no other is on its way.
 DONE = "crfield.state.planes && !crfield.state.busy"
 # A refused file is one failed request, which the browser reports by itself.

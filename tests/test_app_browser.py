@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 from dataclasses import replace
 
@@ -18,9 +17,9 @@ from playwright.sync_api import expect
 
 import crfield
 from app_page import (
-    CHROMIUM,
     DONE,
     change_number,
+    needs_browser,
     open_page,
     open_sample,
     paint,
@@ -35,10 +34,7 @@ from app_page import (
 from crfield.app import Limits, RunningApp
 from crfield.datasets import load_sample
 
-# Where a browser must be there, its absence is a failure.
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and "CRFIELD_NEED_BROWSER" not in os.environ, reason="the page needs chromium"
-)
+pytestmark = needs_browser
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 
 import numpy as np
@@ -17,9 +16,9 @@ from playwright.sync_api import expect
 
 import crfield
 from app_page import (
-    CHROMIUM,
     DONE,
     change_number,
+    needs_browser,
     open_page,
     open_sample,
     paint,
@@ -32,10 +31,7 @@ from app_page import (
 )
 from crfield.datasets import load_sample
 
-# Where a browser must be there, its absence is a failure.
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and "CRFIELD_NEED_BROWSER" not in os.environ, reason="the page needs chromium"
-)
+pytestmark = needs_browser
 SAMPLE = "crfield.state.image.source.sample"
 
 
@@ -80,6 +76,20 @@ def test_labels_and_scribbles_come_back_when_a_smaller_model_is_put_away(page, t
     np.testing.assert_array_equal(plane(page, "scribbles"), scribbles)
     page.keyboard.press("Escape")
     expect(page.locator(".toast")).to_have_count(0)
+
+
+def test_labels_of_a_map_go_with_it_unless_they_were_painted(page, tmp_path):
+    labels = np.arange(40 * 50).reshape(40, 50) % 5
+    Image.fromarray(labels.astype(np.uint8)).resize((50, 40)).save(tmp_path / "photo.png")
+    np.save(tmp_path / "map.npy", labels)
+    upload(page, tmp_path / "photo.png")
+    for last in (2, 4):
+        refined_after(page, lambda: page.set_input_files("#initial-file", tmp_path / "map.npy"))
+        expect(page.locator("#labels .label")).to_have_count(5)
+        if last == 4:
+            refined_after(page, lambda: paint(page, 3, (0.1, 0.1), (0.3, 0.1)))
+        page.click("#clear-initial")
+        expect(page.locator("#labels .label")).to_have_count(last)
 
 
 @pytest.mark.parametrize("share", [0.5, np.nan])

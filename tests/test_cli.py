@@ -330,6 +330,10 @@ class TestRefusals:
             message = failure(capsys, "refine", "photo.bmp", "--probs", f"{name}.npy")
             assert remedy in message
 
+    def test_arrays_are_read_in_blocks(self, capsys: pytest.CaptureFixture[str]) -> None:
+        np.save("photo.npy", SCENE.image)
+        assert "add --block" in failure(capsys, "refine", "photo.npy", "--probs", "probs.npy")
+
     def test_probabilities_of_the_foreground_alone(self) -> None:
         np.save("front.npy", SCENE.probabilities[..., 0])
         assert main(["refine", "photo.bmp", "--probs", "front.npy", "-o", "front.png"]) == 0

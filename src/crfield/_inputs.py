@@ -47,12 +47,16 @@ def grid_of(shape: tuple[int, ...], n_labels: int, layout: str) -> tuple[int, ..
     return shape[1:] if first else shape[:-1]
 
 
+def without_labels(shape: tuple[int, ...], label_axis: int | None) -> tuple[int, ...]:
+    """The grid of a segmentation of this shape whose labels lie along axis 0, -1, or None."""
+    return shape if label_axis is None else shape[1:] if label_axis == 0 else shape[:-1]
+
+
 def check_same_grid(
     shape: tuple[int, ...], image_shape: tuple[int, ...], name: str, label_axis: int | None = None
 ) -> None:
     """Refuse a segmentation of other pixels than the image's; `label_axis` is 0, -1 or None."""
-    grid = shape if label_axis is None else shape[1:] if label_axis == 0 else shape[:-1]
-    if grid not in (image_shape, image_shape[:-1]):
+    if without_labels(shape, label_axis) not in (image_shape, image_shape[:-1]):
         raise InputError(
             f"{name} must cover the pixels of the image, but {name} have shape {shape}, the image "
             f"{image_shape}; {grid_hint(shape, image_shape, label_axis)}."
@@ -64,7 +68,7 @@ def grid_hint(
 ) -> str:
     """What to do about a segmentation of this shape, which is not that of the image's pixels."""
     grids = (image_shape, image_shape[:-1])
-    grid = shape if label_axis is None else shape[1:] if label_axis == 0 else shape[:-1]
+    grid = without_labels(shape, label_axis)
     d = len(grid)
     if shape[:1] == (1,) and (shape[1:] in grids or grid[1:] in grids):
         hint = "drop the first axis, which is that of a batch"

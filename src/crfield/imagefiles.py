@@ -291,11 +291,9 @@ def _decoding(path: Path) -> Iterator[None]:
         raise
     except UnidentifiedImageError as error:
         known = ", ".join(_PILLOW_FORMATS)
-        is_array = _has_suffix(path, (".npy",))
-        remedy = "add --block 512 to read an array" if is_array else "convert it to PNG"
         raise InputError(
             f"cannot read {path}: expected one of the formats {known}; it is something else or "
-            f"damaged, {remedy}."
+            "damaged, convert it to PNG."
         ) from error
     except MemoryError as error:
         raise InputError(f"not enough memory to read {path}; make it smaller.") from error

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import crfield
-from crfield._inputs import grid_hint
+from crfield._inputs import grid_hint, without_labels
 from crfield._validate import InputError
 from crfield.cli.blocks import refine_in_blocks
 from crfield.cli.extras import extra_outputs, palette_of, warn_of_lost_labels, write_extras
@@ -33,6 +33,7 @@ from crfield.imagefiles import (
     ImageFile,
     check_output,
     default_suffix,
+    file_suffix,
     read_image,
     read_labels,
     read_probabilities,
@@ -144,6 +145,11 @@ def refine_file(
     job: Job, arguments: argparse.Namespace, keywords: dict[str, Any], inputs: list[Path]
 ) -> Record:
     """Refine one image, write everything asked for and tell what happened."""
+    if file_suffix(job.image).lower() == ".npy":
+        raise InputError(
+            f"expected a picture or a scan, but {job.image} is an array, which is read in blocks; "
+            "add --block 512."
+        )
     image = read_image(job.image, arguments.max_pixels)
     prediction, like = _read_prediction(job, image, arguments, keywords)
     output = job.output_with(default_suffix(job.image, len(image.grid), like.nifti))
@@ -206,8 +212,7 @@ def _check_grids(
     job: Job, image: ImageFile, shape: tuple[int, ...], label_axis: int | None
 ) -> None:
     """Refuse a prediction of other pixels; `label_axis` is 0, -1 or None."""
-    grid = shape if label_axis is None else shape[1:] if label_axis == 0 else shape[:-1]
-    if image.grid == grid:
+    if image.grid == without_labels(shape, label_axis):
         return
     remedy = grid_hint(shape, image.array.shape, label_axis)
     remedy = remedy.replace('pass layout="channels_first"', "add --layout channels_first")

@@ -78,6 +78,12 @@ def feature_count(term: Term) -> int:
     return 0 if term.features is None else term.n_features
 
 
+def largest_score(term: Term, weights: Doubles) -> float:
+    """A bound on the magnitude of what features times weights (D, ...) give."""
+    largest = 1.0 if term.features is None else float(np.abs(term.features).max(initial=0.0))
+    return largest * float(np.abs(weights).sum(0).max(initial=0.0))
+
+
 def number_labels(
     y: Any, shapes: list[tuple[int, ...]]
 ) -> tuple[NDArray[Any], list[NDArray[np.int32]]]:

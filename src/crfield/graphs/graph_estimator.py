@@ -26,6 +26,7 @@ from crfield.graphs._graph_samples import (
     as_features,
     as_list,
     check_alike,
+    largest_score,
     node_graph,
     number_labels,
     with_states,
@@ -186,12 +187,12 @@ class _StructuredCRF(Estimator):
                         f"X must have {len(w)} edge features like the examples of fit, got "
                         f"{term.n_features}; compute the same features."
                     )
-            with np.errstate(over="ignore", invalid="ignore"):
-                scores = [np.abs(term.costs(w)).max(initial=0.0)
-                          for term, w in zip(full.terms, weights, strict=True)]
-            if not sum(scores) <= LARGEST_COST:
+            most = sum(
+                largest_score(term, w) for term, w in zip(full.terms, weights, strict=True)
+            )
+            if not most <= LARGEST_COST:
                 raise InputError(
-                    f"X must give scores of at most {LARGEST_COST:g}, got {sum(scores):.3g}; scale "
+                    f"X must give scores of at most {LARGEST_COST:g}, got up to {most:.3g}; scale "
                     "the features like those of fit."
                 )
             result = infer_graph(full.graph(weights), **self._inference(temperature))

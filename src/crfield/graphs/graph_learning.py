@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,6 @@ class Objective:
         self._all = data.joined()
         self._like: GraphResult | None = None
         self.best: tuple[float, Doubles] | None = None
-        self._units = self.units()
 
     def to_vector(self, weights: Weights) -> Doubles:
         """All numbers, one after the other."""
@@ -99,6 +99,7 @@ class Objective:
         parts = zip(np.split(vector, sizes), self.shapes, strict=True)
         return self.data.tie(tuple(part.reshape(shape) for part, shape in parts))
 
+    @cached_property
     def units(self) -> Doubles:
         """A typical size of each weight, as a vector: features of any scale are learned alike."""
         parts = []
@@ -113,7 +114,7 @@ class Objective:
         return np.concatenate(parts)
 
     def __call__(self, vector: Doubles, chosen: Sequence[int] | None) -> tuple[float, Doubles]:
-        largest = float(np.abs(vector / self._units).max(initial=0.0))
+        largest = float(np.abs(vector / self.units).max(initial=0.0))
         if not largest <= LARGEST_COST:
             raise InputError(
                 f"learning must stay within the range of numbers, got scores of {largest:.3g}; use "
@@ -165,7 +166,7 @@ def learn_graphs(
     objective: Objective, *, optimizer: str, max_iter: int, tol: float, **options: Any
 ) -> tuple[Weights, Course]:
     """Minimise over all weights at once, from zeros."""
-    units = objective.units()
+    units = objective.units
     vector, course = descend(
         objective, np.zeros_like(units), units, optimizer, max_iter, tol,
         n_examples=len(objective.data), **options,

@@ -150,7 +150,9 @@ class FeatureGraph:
         """The costs that weights give; `like` : a graph of the same terms, to save work."""
         if like is not None:
             check_graph(like)
-        weights = self.as_weights(weights)
+        return self._graph(self.as_weights(weights), like)
+
+    def _graph(self, weights: Weights, like: FactorGraph | None) -> FactorGraph:
         starts = np.cumsum(self.n_states) - self.n_states
         costs = np.zeros(int(self.n_states.sum()))
         factors = []
@@ -246,7 +248,7 @@ def log_linear_loss(
             f"{type(data).__name__} and {type(like).__name__}; build a FeatureGraph of terms."
         )
     weights = data.as_weights(weights)
-    graph = data.graph(weights, None if like is None else like.graph)
+    graph = data._graph(weights, None if like is None else like.graph)
     labels = graph.as_states(labels)
     result = infer_graph(graph, **inference)
     expected, observed = [], []

@@ -12,11 +12,14 @@ function visibleSpan() {
   return { left, width: Math.max(1, right - left) };
 }
 
+/** Whether the view shows labels, of which there are some before and some after. */
+const showsLabels = () => ["overlay", "labels"].includes(state.view);
+
 /** Whether there is a refined picture to compare with the initial one. */
-const comparable = () => Boolean(state.planes) && ["overlay", "labels"].includes(state.view);
+const comparable = () => Boolean(state.planes) && showsLabels();
 
 function update() {
-  element("compare").disabled = !state.image || !["overlay", "labels"].includes(state.view);
+  element("compare").disabled = !state.image || !showsLabels();
   if (!state.image) return;
   const dividing = state.comparing && !state.peeking && comparable();
   divider.hidden = !dividing;

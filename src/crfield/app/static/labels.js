@@ -51,12 +51,14 @@ export function returnLabels() {
       plane[i] = kept.plane[i];
     }
   }
-  const extra = state.labels.slice(kept.names.length);
-  setLabels([...kept.names, ...extra]);
+  // Of labels that came with what was loaded, those stay that something is painted of.
+  let painted = 0;
+  for (const label of plane) if (label !== NONE && label >= painted) painted = label + 1;
+  setLabels([...kept.names, ...state.labels.slice(kept.names.length, painted)]);
 }
 
 /**
- * Replace all labels; scribbles of labels that are gone go, and there is no way back.
+ * Replace all labels; scribbles of labels that are gone go, and so does the history.
  * @param {string[]} names
  */
 export function setLabels(names) {
