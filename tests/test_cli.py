@@ -177,7 +177,7 @@ class TestOneImage:
         assert main([*given, "--spatial-weight", "0", "--bilateral-weight", "0"]) == 0
         assert capsys.readouterr().err == ""
 
-    def test_saved_model(self) -> None:
+    def test_saved_model(self, capsys: pytest.CaptureFixture[str]) -> None:
         model = crfield.DenseCRF.load(save_model())
         given = ["refine", "photo.bmp", "--probs", "probs.npy", "-o", "out.npy", "--marginals"]
         assert main([*given, "--model", "model.safetensors"]) == 0
@@ -185,6 +185,7 @@ class TestOneImage:
         np.testing.assert_array_equal(np.load("out_marginals.npy"), expected.marginals)
         replace(model, algorithm="parallel", max_iter=2).save("model.safetensors")
         assert main([*given, "--model", "model.safetensors"]) == 0
+        assert "2 iterations, as learned" in capsys.readouterr().out
         expected = crfield.refine(
             SCENE.image, SCENE.probabilities, model=model, algorithm="parallel", max_iter=2
         )

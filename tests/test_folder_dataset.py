@@ -348,7 +348,7 @@ class TestSharedArchives:
 
 class TestRefusedFolders:
     def test_no_root(self, tmp_path):
-        assert "root must be a folder" in refusal(FolderDataset, tmp_path / "nowhere")
+        assert "a data set must be a folder" in refusal(FolderDataset, tmp_path / "nowhere")
 
     @pytest.mark.parametrize("folder", ["images", "labels"])
     def test_no_folder(self, root, folder):

@@ -171,12 +171,14 @@ def refine_file(
     write_extras(extras, image, prediction, result, like, keywords)
     warn_of_lost_labels(job.prediction, prediction, result.labels, keywords)
     ids, counts = np.unique(result.labels, return_counts=True)
+    learned_iterations = getattr(keywords.get("model"), "max_iter", None)
     return {
         "input": str(job.image),
         "prediction": str(job.prediction),
         "output": str(output),
         "also_written": [str(path) for path in extras.values()],
         "n_iter": int(result.n_iter),
+        "as_learned": "max_iter" not in keywords and learned_iterations is not None,
         "converged": bool(result.converged),
         "status": str(result.status.value),
         "free_energies": [float(energy) for energy in result.free_energies],
@@ -264,7 +266,8 @@ def _line(record: Record) -> str:
         )
     steps = counted(record["n_iter"], "iteration")
     if record["status"] == crfield.InferenceStatus.MAX_ITER.value:
-        steps += " (the limit; raise --iterations to go on)"
+        learned = record["as_learned"]
+        steps += ", as learned" if learned else " (the limit; raise --iterations to go on)"
     else:
         steps += ", converged" if record["converged"] else ", as far as rounding allows"
     return f"{record['input']} -> {record['output']}: {steps}, {record['seconds']:.2f} s"

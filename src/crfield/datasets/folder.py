@@ -102,7 +102,7 @@ class FolderDataset(Sequence[Example]):
     ) -> None:
         self.root = Path(root)
         if not self.root.is_dir():
-            raise InputError(f"root must be a folder, got {self.root}; check its name.")
+            raise InputError(f"a data set must be a folder, got {self.root}; check its name.")
         self.split = split
         if isinstance(description, str | os.PathLike):
             description = Path(description)
