@@ -152,18 +152,18 @@ def photo_labels(grid: tuple[int, int], n_labels: int, sample: str = "coffee") -
 
 
 def volume_case(grid: tuple[int, int, int], n_labels: int = 3) -> Case:
-    """A grey volume: a window that moves over a photo from one slice to the next."""
+    """A gray volume: a window that moves over a photo from one slice to the next."""
     depth, height, width = grid
     larger = (height + depth, width + depth)
     photo = photo_case(larger, 2)
-    grey = np.array(Image.fromarray(photo.image).convert("L"))
+    gray = np.array(Image.fromarray(photo.image).convert("L"))
     # Labels that follow the image: where they do not, five iterations end in the middle of a change
     # that small differences of the filter bring forward or put off.
-    labels = grey // (256 // n_labels + 1)
+    labels = gray // (256 // n_labels + 1)
     windows = [(slice(z, z + height), slice(z, z + width)) for z in range(depth)]
     return Case(
         f"{depth} x {height} x {width}, {n_labels} labels",
-        np.stack([grey[window] for window in windows]),
+        np.stack([gray[window] for window in windows]),
         noisy_costs(np.stack([labels[window] for window in windows]), n_labels),
     )
 

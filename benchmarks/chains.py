@@ -120,8 +120,8 @@ class ChainCase:
         self._require("losses", ours, theirs, 1e-5 * abs(ours))
         expected = reference_sums(self.costs, self.transitions)
         result = infer_chains(self.costs, self.transitions, threads=1)
-        labelled = result.log_partition, result.marginals, result.transition_marginals
-        for found in (self.sums(1), self.sums(None), labelled):
+        labeled = result.log_partition, result.marginals, result.transition_marginals
+        for found in (self.sums(1), self.sums(None), labeled):
             for name, our, their in zip(SUMS, found, expected, strict=True):
                 self._require(name, our, their, 1e-5 * max(1.0, float(np.abs(their).max())))
         self._check_energies(result, reference_best(self.costs, self.transitions, 1))
@@ -163,7 +163,7 @@ class ChainCase:
         return best_chains(self.costs, self.transitions, threads=1)
 
     def ranked(self) -> Any:
-        """The best few labellings."""
+        """The best few labelings."""
         return k_best_chains(self.costs, self.transitions, N_BEST, threads=1)
 
     def samples(self) -> Any:

@@ -1,6 +1,6 @@
 """Times and memory of the layer on a GPU: python benchmarks/gpu.py [--output FILE].
 
-375 x 500 pixels, 21 labels, positions 3 px and positions with colours 80 px / 13, five iterations,
+375 x 500 pixels, 21 labels, positions 3 px and positions with colors 80 px / 13, five iterations,
 everything included: logits and image on the GPU go in, marginals come out, lattices are built anew.
 """
 

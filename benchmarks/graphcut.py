@@ -39,7 +39,7 @@ from crfield.graphcut import (
     cut_grids,
     grid_offsets,
 )
-from crfield.graphcut.neighbourhood import pairs_region
+from crfield.graphcut.neighborhood import pairs_region
 
 try:
     import maxflow
@@ -77,7 +77,7 @@ class CutCase:
 
     @property
     def offsets(self) -> tuple[tuple[int, ...], ...]:
-        """The half neighbourhood."""
+        """The half neighborhood."""
         return grid_offsets(self.costs.ndim, 2 * len(self.weights))
 
     def cut(self) -> float:
@@ -145,23 +145,23 @@ class CutCase:
         return energies[OURS]
 
 
-def photo_cut(grid: tuple[int, int], neighbours: int, strength: float) -> CutCase:
+def photo_cut(grid: tuple[int, int], neighbors: int, strength: float) -> CutCase:
     """Figure and ground of a photo, from noisy costs and contrast weights."""
     case = photo_case(grid, 2)
     return _whole_numbers(
-        f"{grid[0]} x {grid[1]}, {neighbours} neighbours, weight {strength:g}",
+        f"{grid[0]} x {grid[1]}, {neighbors} neighbors, weight {strength:g}",
         case.unary[..., 1] - case.unary[..., 0],
-        strength * contrast_weights(case.image, neighbours),
+        strength * contrast_weights(case.image, neighbors),
     )
 
 
-def volume_cut(grid: tuple[int, int, int], neighbours: int, strength: float) -> CutCase:
-    """The same for a grey volume."""
+def volume_cut(grid: tuple[int, int, int], neighbors: int, strength: float) -> CutCase:
+    """The same for a gray volume."""
     case = volume_case(grid, 2)
     return _whole_numbers(
-        f"{' x '.join(map(str, grid))}, {neighbours} neighbours, weight {strength:g}",
+        f"{' x '.join(map(str, grid))}, {neighbors} neighbors, weight {strength:g}",
         case.unary[..., 1] - case.unary[..., 0],
-        strength * contrast_weights(case.image, neighbours),
+        strength * contrast_weights(case.image, neighbors),
     )
 
 
@@ -233,7 +233,7 @@ def _tiles(plane: Float32, side: int) -> Float32:
 
 def expansions(scale: Scale) -> Section:
     """Many labels until no expansion helps."""
-    section = Section("expansion", "Alpha-expansion on a photo, 4 neighbours, 1 thread")
+    section = Section("expansion", "Alpha-expansion on a photo, 4 neighbors, 1 thread")
     rows, figures = [], []
     for n_labels in (5, 21):
         case = photo_case(scale.photo, n_labels)

@@ -59,7 +59,7 @@ TINY = Scale(repeats=1, side=8, large_side=12, n_states=3, n_iter=5, learning=(2
 
 
 def potts_grid(side: int, n_states: int) -> tuple[FactorGraph, NDArray[np.float32]]:
-    """Neighbours on a grid that prefer to be equal, and random costs (side, side, n_states)."""
+    """Neighbors on a grid that prefer to be equal, and random costs (side, side, n_states)."""
     costs = np.random.default_rng(0).normal(size=(side, side, n_states)).astype(np.float32)
     grid = GridFactors((side, side), WEIGHT, WEIGHT)
     return FactorGraph(costs.reshape(-1, n_states), [grid]), costs

@@ -26,7 +26,7 @@ GROUPS = {
 
 
 @dataclass(frozen=True)
-class LabelledImage:
+class LabeledImage:
     """One image to learn from."""
 
     image: Bytes
@@ -48,7 +48,7 @@ def loss_and_gradient(scale: Scale) -> Section:
     case = photo_case(scale.photo, scale.many_labels)
     if section.accepts(partial(check_case, case)) is None:
         return section
-    example = LabelledImage(
+    example = LabeledImage(
         case.image, case.unary, photo_labels(scale.photo, scale.many_labels)
     )
     candidates: Candidates = {INFERENCE: case.infer}

@@ -1,7 +1,7 @@
 """Docstrings as Markdown for the reference: sections, lists of parameters, examples, links.
 
 Parameters are written `name : what it is`, with shapes in place of types; the types stand in the
-signature. Lists written like that without a heading are recognised as well.
+signature. Lists written like that without a heading are recognized as well.
 """
 
 from __future__ import annotations

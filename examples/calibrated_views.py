@@ -31,7 +31,7 @@ class View:
         height, width = (length // factor for length in self.image.shape[:2])
         blocks = self.image[: height * factor, : width * factor]
         image = blocks.reshape(height, factor, width, factor, 3).mean((1, 3))
-        # The centre of a block of 2 pixels is at 0.5.
+        # The center of a block of 2 pixels is at 0.5.
         shift = (1 / factor - 1) / 2
         scale = [[1 / factor, 0, shift], [0, 1 / factor, shift], [0, 0, 1]]
         truth = self.truth

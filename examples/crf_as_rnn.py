@@ -8,7 +8,7 @@ network and CRF together with 5 updates, and 10 updates are made on new images.
 Printed are mean intersection over union on test images of the network alone, of the same network
 with the CRF as it starts, of the network after more training alone, and of both after as much
 training together; then what each number of updates of the trained CRF gives, and the learned costs
-of labels that look alike side by side. Images are noisy coloured shapes.
+of labels that look alike side by side. Images are noisy colored shapes.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class Segmenter(nn.Module):
             nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, N_LABELS, 1),
         )
         differ = 1.0 - np.eye(N_LABELS)
-        # A matrix of its own for the colours: which labels may lie side by side is learned.
+        # A matrix of its own for the colors: which labels may lie side by side is learned.
         self.crf = DenseCRF(N_LABELS, [
             Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(8.0, 60.0), Symmetric(differ)),
         ], n_iter=TRAINING_UPDATES, threads=torch.get_num_threads())
 
-    def forward(self, colours: Tensor, *, with_crf: bool = True) -> Tensor:
-        logits: Tensor = self.net(colours / 127.5 - 1.0)
-        return self.crf(logits, colours) if with_crf else logits
+    def forward(self, colors: Tensor, *, with_crf: bool = True) -> Tensor:
+        logits: Tensor = self.net(colors / 127.5 - 1.0)
+        return self.crf(logits, colors) if with_crf else logits
 
 
 def train(
-    model: Segmenter, colours: Tensor, labels: Tensor, n_updates: int, *, with_crf: bool
+    model: Segmenter, colors: Tensor, labels: Tensor, n_updates: int, *, with_crf: bool
 ) -> None:
     """Adam on the cross-entropy of random batches; its rate falls to 0."""
     rng = torch.Generator().manual_seed(int(with_crf))
@@ -71,7 +71,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = group["rate"] * 0.5 * (1 + math.cos(math.pi * update / n_updates))
         chosen = torch.randperm(len(labels), generator=rng)[:4]
-        logits = model(colours[chosen], with_crf=with_crf)
+        logits = model(colors[chosen], with_crf=with_crf)
         loss = nn.functional.cross_entropy(logits, labels[chosen])
         optimizer.zero_grad()
         loss.backward()
@@ -79,11 +79,11 @@ def train(
 
 
 @torch.no_grad()
-def predict(model: Segmenter, colours: Tensor, n_updates: int) -> Tensor:
+def predict(model: Segmenter, colors: Tensor, n_updates: int) -> Tensor:
     """Labels (N, H, W) after so many updates; after none they are the network's own."""
     model.crf.n_iter = n_updates
     found = [
-        model(some, with_crf=n_updates > 0).argmax(1) for some in colours.split(4)
+        model(some, with_crf=n_updates > 0).argmax(1) for some in colors.split(4)
     ]
     model.crf.n_iter = TRAINING_UPDATES
     return torch.cat(found)
@@ -95,18 +95,18 @@ def score(labels: Tensor, predicted: Tensor) -> float:
 
 
 def scenes(count: int, size: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Colours (N, 3, H, W) from 0 to 255 and labels (N, H, W)."""
+    """Colors (N, 3, H, W) from 0 to 255 and labels (N, H, W)."""
     made = synthetic_scenes(count, size=(size, size), n_labels=N_LABELS, noise=noise, seed=seed)
-    colours = torch.from_numpy(np.stack([s.image for s in made])).permute(0, 3, 1, 2).float()
-    return colours, torch.from_numpy(np.stack([s.mask for s in made])).long()
+    colors = torch.from_numpy(np.stack([s.image for s in made])).permute(0, 3, 1, 2).float()
+    return colors, torch.from_numpy(np.stack([s.mask for s in made])).long()
 
 
-def draw(colours: Tensor, labels: Tensor, predicted: dict[str, Tensor]) -> Image.Image:
+def draw(colors: Tensor, labels: Tensor, predicted: dict[str, Tensor]) -> Image.Image:
     """Input, truth and what was found, an image a row."""
     palette = label_palette(N_LABELS)
     rows = []
     for index in range(min(3, len(labels))):
-        photo = colours[index].permute(1, 2, 0).round().byte().numpy()
+        photo = colors[index].permute(1, 2, 0).round().byte().numpy()
         maps = [labels[index], *(found[index] for found in predicted.values())]
         rows.append(side_by_side(
             photo, *(colorize(found.numpy(), palette) for found in maps),
@@ -118,7 +118,7 @@ def draw(colours: Tensor, labels: Tensor, predicted: dict[str, Tensor]) -> Image
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--updates", type=int, default=200, help="of each part of the training")
-    parser.add_argument("--noise", type=float, default=80.0, help="in grey levels")
+    parser.add_argument("--noise", type=float, default=80.0, help="in gray levels")
     parser.add_argument("--size", type=int, default=48, help="side of the images")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
@@ -130,22 +130,22 @@ def main() -> None:
     n_updates = 25 if options.quick else options.updates
     n_train, n_test = (6, 4) if options.quick else (20, 40)
     start = time.perf_counter()
-    colours, labels = scenes(n_train + n_test, options.size, options.noise, options.seed)
+    colors, labels = scenes(n_train + n_test, options.size, options.noise, options.seed)
     seen, unseen = slice(n_train), slice(n_train, None)
 
     model = Segmenter(8 if options.quick else 16)
-    train(model, colours[seen], labels[seen], n_updates, with_crf=False)
+    train(model, colors[seen], labels[seen], n_updates, with_crf=False)
     predicted = {
-        NETWORK: predict(model, colours[unseen], 0),
-        STARTING: predict(model, colours[unseen], TEST_UPDATES),
+        NETWORK: predict(model, colors[unseen], 0),
+        STARTING: predict(model, colors[unseen], TEST_UPDATES),
     }
     alone = copy.deepcopy(model)
-    train(alone, colours[seen], labels[seen], n_updates, with_crf=False)
-    predicted[LONGER] = predict(alone, colours[unseen], 0)
-    train(model, colours[seen], labels[seen], n_updates, with_crf=True)
-    predicted[TRAINED] = predict(model, colours[unseen], TEST_UPDATES)
+    train(alone, colors[seen], labels[seen], n_updates, with_crf=False)
+    predicted[LONGER] = predict(alone, colors[unseen], 0)
+    train(model, colors[seen], labels[seen], n_updates, with_crf=True)
+    predicted[TRAINED] = predict(model, colors[unseen], TEST_UPDATES)
     scores = {name: score(labels[unseen], found) for name, found in predicted.items()}
-    steps = {n: score(labels[unseen], predict(model, colours[unseen], n)) for n in STEPS}
+    steps = {n: score(labels[unseen], predict(model, colors[unseen], n)) for n in STEPS}
 
     print(f"mean IoU in percent on {n_test} test images")
     for name, value in scores.items():
@@ -158,7 +158,7 @@ def main() -> None:
     print("\n".join("".join(f"{cost:8.2f}" for cost in row) for row in costs))
     print(f"{time.perf_counter() - start:.0f} s")
     options.output.mkdir(parents=True, exist_ok=True)
-    draw(colours[unseen], labels[unseen], predicted).save(options.output / "crf_as_rnn.png")
+    draw(colors[unseen], labels[unseen], predicted).save(options.output / "crf_as_rnn.png")
     figures = {
         "updates": n_updates, "mean_iou": scores, "by_number_of_updates": steps,
         "terms": [str(term) for term in learned.terms],

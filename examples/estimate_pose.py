@@ -280,7 +280,7 @@ def panel(
     marginals: Array | None = None,
 ) -> Image.Image:
     """An image with sticks or with marginals (P, S, S) on it."""
-    grey = np.repeat(np.clip(image, 0, 1)[..., None], 3, -1)
+    gray = np.repeat(np.clip(image, 0, 1)[..., None], 3, -1)
     palette = label_palette(len(LIMBS) + 1)[1:] / 255
     if marginals is not None:
         # Each part against its own maximum, a pixel wider so that sharp ones can be seen, and at
@@ -289,15 +289,15 @@ def panel(
         near = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2)).max((3, 4))
         near /= near.max((1, 2), keepdims=True)
         cover = near.max(0)[..., None]
-        grey = 0.3 * grey * (1 - cover) + palette[near.argmax(0)] * cover
-    picture = Image.fromarray((255 * grey).astype(np.uint8))
+        gray = 0.3 * gray * (1 - cover) + palette[near.argmax(0)] * cover
+    picture = Image.fromarray((255 * gray).astype(np.uint8))
     sides = ZOOM * picture.width, ZOOM * picture.height
     picture = picture.resize(sides, Image.Resampling.NEAREST)
     if positions is not None and angles is not None:
         ends = positions + (LENGTHS * len(image) / USUAL_SIZE)[:, None] * direction(angles)
         draw = ImageDraw.Draw(picture)
-        for colour, start, end in zip(palette, positions, ends, strict=True):
-            ink = tuple((255 * colour).astype(int))
+        for color, start, end in zip(palette, positions, ends, strict=True):
+            ink = tuple((255 * color).astype(int))
             # Pillow has columns first, and a pixel's middle at half.
             points = [tuple(ZOOM * (place[::-1] + 0.5)) for place in (start, end)]
             draw.line(points, fill=ink, width=ZOOM)
@@ -380,7 +380,7 @@ def main() -> None:
     text = json.dumps({"scales": scales, "found": table}, indent=2)
     (options.output / "figures.json").write_text(f"{text}\n", "utf-8")
     print(f"Pictures ({', '.join(titles)}) and figures are in {options.output};")
-    print("a part has one colour in all pictures, and its marginal is drawn against its maximum")
+    print("a part has one color in all pictures, and its marginal is drawn against its maximum")
 
 
 if __name__ == "__main__":

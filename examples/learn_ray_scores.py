@@ -1,7 +1,7 @@
 """A network learns the scores of rays from noisy photo-consistency, through belief propagation.
 
 Cameras around a solid look at it; each pixel's ray crosses voxels, and the first occupied one is
-what the pixel sees. For every voxel on a ray some neighbouring views say how much their colours
+what the pixel sees. For every voxel on a ray some neighboring views say how much their colors
 agree there. They agree at the surface, but also where texture repeats; some views are noisy, some
 do not see the place. A small convolutional network along the ray turns these features into log
 scores, and `crfield.nn.propagate_rays` combines all rays of all views to a posterior of depth for
@@ -196,7 +196,7 @@ def draw(rays: Rays, methods: dict[str, tuple[nn.Module, bool]]) -> Image.Image:
         panels.append(without_margins(views))
     shown = side_by_side(*panels, titles=tuple(found), height=480)
     words = (
-        f"two views; grey is depth, from {low:.0f} voxels (dark) to {high:.0f} (light); white: "
+        f"two views; gray is depth, from {low:.0f} voxels (dark) to {high:.0f} (light); white: "
         "nothing is met"
     )
     footer = Image.new("RGB", (shown.width, 40), "white")

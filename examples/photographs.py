@@ -105,7 +105,7 @@ class Photographs:
         ways /= np.linalg.norm(ways, axis=1, keepdims=True)
         return np.degrees(np.arccos(np.clip(ways[1:] @ ways[0], -1, 1)))
 
-    def neighbours(self, k: int, count: int) -> list[int]:
+    def neighbors(self, k: int, count: int) -> list[int]:
         """The known views that a view is best compared with."""
         angles = self.angles(self.sights[k].view.camera)
         near = [j for j in self.known if LEAST_ANGLE <= angles[j] <= LARGEST_ANGLE]
@@ -117,15 +117,15 @@ class Photographs:
     @cached_property
     def agreements(self) -> list[tuple[NDArray[np.float32], Floats, Floats]]:
         """For each known view the ncc of its voxels, each pixel's best ncc and its depth."""
-        greys = [sight.view.image.mean(-1) for sight in self.sights]
+        grays = [sight.view.image.mean(-1) for sight in self.sights]
         found = []
         for k in self.known:
             sight, camera = self.sights[k], self.sights[k].view.camera
             _, ends = camera.project(self.corners)
             depths = np.arange(ends.min(), ends.max() + self.spacing, self.spacing)
-            near = self.neighbours(k, N_COMPARED)
-            others = [(self.sights[j].view.camera, greys[j]) for j in near]
-            volume = sweep_planes(camera, greys[k], others, depths)
+            near = self.neighbors(k, N_COMPARED)
+            others = [(self.sights[j].view.camera, grays[j]) for j in near]
+            volume = sweep_planes(camera, grays[k], others, depths)
             ncc = look_up(volume, depths, sight.ray, sight.depths)
             found.append((ncc, volume.max(0), depths[volume.argmax(0)]))
         return found
@@ -157,13 +157,13 @@ class Photographs:
         depths, met = sight.render(occupied)
         places = sight.places(depths)
         total, weights = 0.0, 1e-9
-        for other in (self.sights[j] for j in self.neighbours(k, N_BLENDED)):
+        for other in (self.sights[j] for j in self.neighbors(k, N_BLENDED)):
             pixels, there = other.view.camera.project(places)
-            colours, inside = sample_bilinear(other.view.image, pixels)
+            colors, inside = sample_bilinear(other.view.image, pixels)
             surface, _ = sample_bilinear(other.render(occupied)[0], pixels)
             # A view from which the place is hidden helps only where no other does.
             weight = inside * np.where(there < surface + 2 * self.spacing, 1, 1e-3)
-            total = total + weight[:, None] * colours
+            total = total + weight[:, None] * colors
             weights = weights + weight[:, None]
         image = (total / weights).reshape(sight.view.image.shape)
         return met[..., None] * image + (1 - met[..., None]) * self.scene.background
@@ -179,7 +179,7 @@ class Photographs:
             for entry in (np.minimum(sight.offsets[:-1], last), last):
                 # A ray between two places in an image stays in it.
                 places = sight.places(sight.depths[entry])
-                for j in self.neighbours(k, N_BLENDED):
+                for j in self.neighbors(k, N_BLENDED):
                     other = self.sights[j]
                     pixels, _ = other.view.camera.project(places)
                     _, inside = sample_bilinear(other.view.image, pixels)
@@ -206,7 +206,7 @@ class Photographs:
         return figures
 
 
-def voxel_colours(grid: VoxelGrid, sights: list[Sight], occupied: Floats) -> Floats:
+def voxel_colors(grid: VoxelGrid, sights: list[Sight], occupied: Floats) -> Floats:
     """The mean (V, 3) over the pixels in which each voxel is met first, 0 if that is in none."""
     total, weights = np.zeros((grid.n_voxels, 3)), np.full(grid.n_voxels, 1e-9)
     for sight in sights:
@@ -219,9 +219,9 @@ def voxel_colours(grid: VoxelGrid, sights: list[Sight], occupied: Floats) -> Flo
 
 
 def draw_voxels(
-    grid: VoxelGrid, occupied: Floats, colours: Floats, beside: View, degrees: float
+    grid: VoxelGrid, occupied: Floats, colors: Floats, beside: View, degrees: float
 ) -> Floats:
-    """Coloured voxels (H, W, 3) before black, seen from beside a view of them."""
+    """Colored voxels (H, W, 3) before black, seen from beside a view of them."""
     middle = grid.origin + np.array(grid.shape) * grid.spacing / 2
     axis = np.linalg.inv(beside.camera.projection[:, :3])[:, 1]
     x, y, z = axis / np.linalg.norm(axis)
@@ -232,9 +232,9 @@ def draw_voxels(
     camera = Camera(beside.camera.projection @ motion, beside.camera.image_size)
     sight = Sight(grid, replace(beside, camera=camera))
     # What no view has seen keeps its prior, and would be a dark fog.
-    first, none = sight.first(np.where(colours.any(1), occupied.ravel(), 0))
+    first, none = sight.first(np.where(colors.any(1), occupied.ravel(), 0))
     return np.stack([
-        np.bincount(sight.ray, first * colours[sight.voxels, c], len(none)).reshape(sight.size)
+        np.bincount(sight.ray, first * colors[sight.voxels, c], len(none)).reshape(sight.size)
         for c in range(3)
     ], -1)
 

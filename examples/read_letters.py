@@ -100,9 +100,9 @@ def learn(train: Words, apart: bool, strengths: Sequence[float]) -> tuple[Reader
 def picture_of(letter: NDArray[Any]) -> Image.Image:
     """A letter (H, W), dark ink on light paper."""
     paper, ink = min(0.0, float(letter.min())), max(1.0, float(letter.max()))
-    grey = (255 * (ink - letter) / (ink - paper)).astype(np.uint8)
+    gray = (255 * (ink - letter) / (ink - paper)).astype(np.uint8)
     width = round(LETTER_HEIGHT * letter.shape[1] / letter.shape[0])
-    return Image.fromarray(grey).resize((width, LETTER_HEIGHT), Image.Resampling.NEAREST)
+    return Image.fromarray(gray).resize((width, LETTER_HEIGHT), Image.Resampling.NEAREST)
 
 
 def draw_readings(
@@ -122,8 +122,8 @@ def draw_readings(
             draw.text((4, middle), name, fill=PALE, font=small, anchor="lm")
             for t, (ours, theirs) in enumerate(zip(found[row], text, strict=True)):
                 place = (NAMES_WIDTH + t * CELL + half, middle)
-                colour = INK if ours == theirs else WRONG
-                draw.text(place, str(ours), fill=colour, font=font, anchor="mm")
+                color = INK if ours == theirs else WRONG
+                draw.text(place, str(ours), fill=color, font=font, anchor="mm")
     return sheet
 
 

@@ -5,7 +5,7 @@ scores of its ray are exp(beta ncc), and exp(beta ncc_0) for meeting nothing. `f
 sums what each ray says by itself; `infer_rays` lets rays explain each other.
 
 Some views are held out. Each of them is put together from the depths that the occupancies give it
-and the colours that three other views have there, some 20 degrees away where there are such, and
+and the colors that three other views have there, some 20 degrees away where there are such, and
 compared with what was photographed: peak signal-to-noise ratio, and mean correlation of windows.
 Pixels count whose rays cross the grid and, as long as they are in it, stay in the images of those
 three views; if there is more behind the grid, as in aerial views, rays must leave it at its bottom.
@@ -35,7 +35,7 @@ from photographs import (
     as_bytes,
     depth_picture,
     draw_voxels,
-    voxel_colours,
+    voxel_colors,
 )
 
 from crfield.graphs import infer_rays
@@ -114,9 +114,9 @@ def write_results(
     )).save(folder / "held_out.png")
     rows = []
     for method, q in found.items():
-        colours = voxel_colours(photos.grid, [photos.sights[k] for k in photos.known], q)
+        colors = voxel_colors(photos.grid, [photos.sights[k] for k in photos.known], q)
         beside = photos.sights[photos.held[0]].view
-        turned = [draw_voxels(photos.grid, q, colours, beside, angle) for angle in (-30, 0, 30)]
+        turned = [draw_voxels(photos.grid, q, colors, beside, angle) for angle in (-30, 0, 30)]
         rows.append(side_by_side(*map(as_bytes, turned), titles=["", method, ""], height=240))
     stack(*rows).save(folder / "voxels.png")
 

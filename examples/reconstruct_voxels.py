@@ -295,9 +295,9 @@ def write(levels: list[dict[str, Any]], solid: NDArray[np.bool_], options: Any) 
     for k, level in enumerate(levels):
         panels = []
         for volume in (solid, *level.pop("pictures")):
-            grey = (255 * (1 - volume[:, len(volume) // 2])).astype(np.uint8)
-            size = zoom * grey.shape[1], zoom * grey.shape[0]
-            enlarged = Image.fromarray(grey).resize(size, Image.Resampling.NEAREST)
+            gray = (255 * (1 - volume[:, len(volume) // 2])).astype(np.uint8)
+            size = zoom * gray.shape[1], zoom * gray.shape[0]
+            enlarged = Image.fromarray(gray).resize(size, Image.Resampling.NEAREST)
             panels.append(ImageOps.expand(enlarged, 1, 160))
         panels[0] = captioned(panels[0], f"{100 * level['outliers']:.3g}% outliers")
         rows.append(side_by_side(*panels, titles=("truth", *METHODS) if k == 0 else ()))

@@ -1,12 +1,12 @@
-"""Semantic segmentation on grids, where neighbours' labels are learned from data.
+"""Semantic segmentation on grids, where neighbors' labels are learned from data.
 
 Without data, noisy images of a scene (sky above, ground below, houses that stand on it) are
-labelled by a classifier of single pixels, by a `GridCRF` whose tables of neighbours are the same
+labeled by a classifier of single pixels, by a `GridCRF` whose tables of neighbors are the same
 in all directions, and by one that tells right from below.
 
 With --data, the snakes of Nowozin et al. (2011): eleven parts of a snake that looks alike in every
-part, so that a label can only be known by counting from the head. The colours of a pixel and of its
-neighbours are known. A `GraphCRF` whose edges have features, the colours at both ends, is added.
+part, so that a label can only be known by counting from the head. The colors of a pixel and of its
+neighbors are known. A `GraphCRF` whose edges have features, the colors at both ends, is added.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ def draw_scene(rng: np.random.Generator, height: int, width: int) -> NDArray[np.
 
 
 def make_scenes(count: int, size: int, noise: float, seed: int) -> tuple[Features, Labels]:
-    """Colours (H, W, 3) of four labels that overlap in noise, and the labels."""
+    """Colors (H, W, 3) of four labels that overlap in noise, and the labels."""
     rng = np.random.default_rng(seed)
-    colours = np.array([[0.5, 0.7, 0.9], [0.4, 0.6, 0.3], [0.7, 0.6, 0.5], [0.6, 0.3, 0.3]])
+    colors = np.array([[0.5, 0.7, 0.9], [0.4, 0.6, 0.3], [0.7, 0.6, 0.5], [0.6, 0.3, 0.3]])
     labels = [draw_scene(rng, size, size + size // 4) for _ in range(count)]
-    return [colours[y] + rng.normal(0, noise, (*y.shape, 3)) for y in labels], labels
+    return [colors[y] + rng.normal(0, noise, (*y.shape, 3)) for y in labels], labels
 
 
 def load_snakes(folder: Path) -> dict[str, tuple[Features, Labels]]:
-    """One-hot colours (H, W, 5) and labels of the training and the test grids."""
+    """One-hot colors (H, W, 5) and labels of the training and the test grids."""
     out = {}
     with np.load(folder / "snakes" / "snakes.npz") as data:
-        colours = np.unique(data["X_train"], axis=0)
+        colors = np.unique(data["X_train"], axis=0)
         for part in ("train", "test"):
             shapes = data[f"shape_{part}"].astype(np.int64)
             bounds = np.cumsum(shapes.prod(1))[:-1]
-            codes = (data[f"X_{part}"][:, None] == colours).all(2).astype(np.float64)
+            codes = (data[f"X_{part}"][:, None] == colors).all(2).astype(np.float64)
             X = [x.reshape(*s, -1) for x, s in zip(np.split(codes, bounds), shapes, strict=True)]
             y = [
                 v.reshape(s).astype(np.int64)
@@ -71,7 +71,7 @@ def load_snakes(folder: Path) -> dict[str, tuple[Features, Labels]]:
     return out
 
 
-def with_neighbours(grid: NDArray[np.float64]) -> NDArray[np.float64]:
+def with_neighbors(grid: NDArray[np.float64]) -> NDArray[np.float64]:
     """Features of the 3 x 3 pixels around each, zeros outside."""
     height, width = grid.shape[:2]
     padded = np.pad(grid, ((1, 1), (1, 1), (0, 0)))
@@ -82,7 +82,7 @@ def with_neighbours(grid: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def as_graph(grid: NDArray[np.float64]) -> tuple[Any, Any, Any]:
     """Nodes with the features of 3 x 3 pixels; edges with a block of features for each direction:
-    a constant and the colours at both ends."""
+    a constant and the colors at both ends."""
     height, width, n = grid.shape
     pixels = np.arange(height * width).reshape(height, width)
     flat = grid.reshape(-1, n)
@@ -96,7 +96,7 @@ def as_graph(grid: NDArray[np.float64]) -> tuple[Any, Any, Any]:
         block[:, direction] = own
         edges.append(pairs)
         features.append(block.reshape(len(pairs), -1))
-    nodes = with_neighbours(grid).reshape(height * width, -1)
+    nodes = with_neighbors(grid).reshape(height * width, -1)
     return nodes, np.concatenate(edges), np.concatenate(features)
 
 
@@ -152,7 +152,7 @@ def compare_scenes(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def compare_snakes(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Models on the snakes: pixels, directed tables, tables that depend on colours."""
+    """Models on the snakes: pixels, directed tables, tables that depend on colors."""
     data = load_snakes(options.data)
     count = 30 if options.quick else None
     (X, y), (X_test, y_test) = (
@@ -161,7 +161,7 @@ def compare_snakes(options: argparse.Namespace) -> list[dict[str, Any]]:
     none = np.zeros((0, 2), np.int64)
 
     def nodes(grids: Features) -> list[Any]:
-        return [(with_neighbours(g).reshape(g.shape[0] * g.shape[1], -1), none) for g in grids]
+        return [(with_neighbors(g).reshape(g.shape[0] * g.shape[1], -1), none) for g in grids]
 
     flat = [v.ravel() for v in y], [v.ravel() for v in y_test]
     settings = {"C": options.C, "max_iter": options.max_iter, "tol": 1e-2, "n_iter": 60,
@@ -171,10 +171,10 @@ def compare_snakes(options: argparse.Namespace) -> list[dict[str, Any]]:
                           (nodes(X), flat[0]), (nodes(X_test), flat[1]))
     rows.append(row)
     row, grids = measure("grid, right and below", GridCRF(**settings),
-                         ([with_neighbours(g) for g in X], y),
-                         ([with_neighbours(g) for g in X_test], y_test))
+                         ([with_neighbors(g) for g in X], y),
+                         ([with_neighbors(g) for g in X_test], y_test))
     rows.append(row)
-    row, edges = measure("edges that see colours", GraphCRF(directed=True, **settings),
+    row, edges = measure("edges that see colors", GraphCRF(directed=True, **settings),
                          ([as_graph(g) for g in X], flat[0]),
                          ([as_graph(g) for g in X_test], flat[1]))
     rows.append(row)
@@ -182,10 +182,10 @@ def compare_snakes(options: argparse.Namespace) -> list[dict[str, Any]]:
         [f.reshape(v.shape) for f, v in zip(found, y_test, strict=True)]
         for found in (single, grids, edges)
     ]
-    colours = [grid[..., :3] for grid in X_test]
+    colors = [grid[..., :3] for grid in X_test]
     names = [row["model"] for row in rows]
     path = options.output / "snakes.png"
-    write_picture(path, (colours, y_test), names, pictures, 4 * options.zoom)
+    write_picture(path, (colors, y_test), names, pictures, 4 * options.zoom)
     return rows
 
 
@@ -223,7 +223,7 @@ def parsed_options() -> argparse.Namespace:
     add("--data", type=Path, help="folder with snakes/snakes.npz (default: made scenes)")
     add("--images", type=int, default=5, help="training and test scenes (default: %(default)s)")
     add("--size", type=int, default=24, help="rows of a scene (default: %(default)s)")
-    add("--noise", type=float, default=0.35, help="noise of colours (default: %(default)s)")
+    add("--noise", type=float, default=0.35, help="noise of colors (default: %(default)s)")
     add("--C", type=float, default=1.0, help="inverse ridge (default: %(default)s)")
     add("--max-iter", type=int, default=80, help="iterations (default: %(default)s)")
     add("--zoom", type=int, default=5, help="screen pixels a pixel (default: %(default)s)")

@@ -10,11 +10,11 @@ so is the CRF wherever there is one.
 - `end to end`: in the second half network and CRF are trained together, the gradient going back
   through all mean-field updates.
 - `interleaved`: in the second half blocks of updates of the network and of the CRF take turns.
-  Before each block of the network, inference without gradient finds what its neighbours tell every
+  Before each block of the network, inference without gradient finds what its neighbors tell every
   pixel; that is added to the network's output and held while the network learns, so that it is
   trained within the CRF at the price of a network alone.
 
-Without `--data` the images are noisy coloured shapes, made anew for every seed; with it they come
+Without `--data` the images are noisy colored shapes, made anew for every seed; with it they come
 from a folder as `crfield.datasets.FolderDataset` reads it, such as CamVid, with the splits `train`,
 `val` and `test`. Nothing is chosen on test images.
 """
@@ -53,9 +53,9 @@ Found = dict[str, tuple["Net", DenseCRF | None]]
 
 @dataclass(frozen=True)
 class Images:
-    """Colours (N, 3, H, W) from 0 to 255 and labels (N, H, W)."""
+    """Colors (N, 3, H, W) from 0 to 255 and labels (N, H, W)."""
 
-    colours: Tensor
+    colors: Tensor
     labels: Tensor
 
     def __len__(self) -> int:
@@ -86,8 +86,8 @@ class Net(nn.Module):
             channels = width
         self.layers = nn.Sequential(*layers, nn.Conv2d(width, n_labels, 1))
 
-    def forward(self, colours: Tensor) -> Tensor:
-        logits: Tensor = self.layers(colours / 127.5 - 1.0)
+    def forward(self, colors: Tensor) -> Tensor:
+        logits: Tensor = self.layers(colors / 127.5 - 1.0)
         return logits
 
 
@@ -173,7 +173,7 @@ class Training:
     ) -> None:
         """Updates of the network; `hints` (N, L, H, W) are added to its output."""
         for batch in given:
-            logits = net.module(batch.of(self.images.colours))
+            logits = net.module(batch.of(self.images.colors))
             if hints is not None:
                 logits = logits + batch.of(hints)
             self.loss(logits, batch.of(self.images.labels)).backward()
@@ -182,16 +182,16 @@ class Training:
     def _frozen(self, net: Net, crf: Learner[DenseCRF], given: Sequence[Batch]) -> None:
         """Updates of the CRF on the output of the network."""
         for batch in given:
-            colours = batch.of(self.images.colours)
+            colors = batch.of(self.images.colors)
             with torch.no_grad():
-                logits = net(colours)
-            self.loss(crf.module(logits, colours), batch.of(self.images.labels)).backward()
+                logits = net(colors)
+            self.loss(crf.module(logits, colors), batch.of(self.images.labels)).backward()
             crf.update()
 
     def _together(self, net: Learner[Net], crf: Learner[DenseCRF]) -> None:
         for batch in self._batches(1):
-            colours = batch.of(self.images.colours)
-            marginals = crf.module(net.module(colours), colours)
+            colors = batch.of(self.images.colors)
+            marginals = crf.module(net.module(colors), colors)
             self.loss(marginals, batch.of(self.images.labels)).backward()
             net.update()
             crf.update()
@@ -207,17 +207,17 @@ class Training:
     def _messages(self, net: Net, crf: DenseCRF) -> Tensor:
         """What inference adds to the logits of every image, up to a constant a pixel."""
         found = []
-        for colours in self.images.colours.split(self.batch_size):
-            logits = net(colours)
-            found.append(crf(logits, colours) - logits)
+        for colors in self.images.colors.split(self.batch_size):
+            logits = net(colors)
+            found.append(crf(logits, colors) - logits)
         return torch.cat(found)
 
 
 @torch.no_grad()
-def predict(net: Net, crf: DenseCRF | None, colours: Tensor) -> Tensor:
+def predict(net: Net, crf: DenseCRF | None, colors: Tensor) -> Tensor:
     """The most probable labels (N, H, W)."""
     found = []
-    for some in colours.split(4):
+    for some in colors.split(4):
         logits = net(some)
         found.append((logits if crf is None else crf(logits, some)).argmax(1))
     return torch.cat(found)
@@ -231,14 +231,14 @@ def score(images: Images, predicted: Tensor, n_labels: int) -> float:
 
 
 def made_up(seed: int, counts: Sequence[int], *, size: int, noise: float) -> Data:
-    """Scenes of coloured shapes under noise; `counts` of them to train, validate and test."""
+    """Scenes of colored shapes under noise; `counts` of them to train, validate and test."""
     n_labels = 5
     scenes = synthetic_scenes(
         sum(counts), size=(size, size), n_labels=n_labels, noise=noise, seed=seed
     )
-    colours = torch.from_numpy(np.stack([s.image for s in scenes])).permute(0, 3, 1, 2).float()
+    colors = torch.from_numpy(np.stack([s.image for s in scenes])).permute(0, 3, 1, 2).float()
     labels = torch.from_numpy(np.stack([s.mask for s in scenes])).long()
-    parts = zip(colours.split(list(counts)), labels.split(list(counts)), strict=True)
+    parts = zip(colors.split(list(counts)), labels.split(list(counts)), strict=True)
     return Data(n_labels, *(Images(*part) for part in parts))
 
 
@@ -248,15 +248,15 @@ def from_folder(root: Path, counts: Sequence[int], *, shrink: int) -> Data:
     for split, count in zip(("train", "val", "test"), counts, strict=True):
         dataset = FolderDataset(root, split)
         chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int)
-        colours, labels = [], []
+        colors, labels = [], []
         for example in dataset.subset(chosen.tolist()):
             image = torch.from_numpy(np.asarray(example.image)).permute(2, 0, 1).float()
-            colours.append(nn.functional.avg_pool2d(image, shrink))
-            h, w = colours[-1].shape[1:]
+            colors.append(nn.functional.avg_pool2d(image, shrink))
+            h, w = colors[-1].shape[1:]
             middle = slice(shrink // 2, None, shrink)
             truth = np.asarray(example.truth)[middle, middle][:h, :w].astype(np.int64)
             labels.append(torch.from_numpy(truth))
-        parts.append(Images(torch.stack(colours), torch.stack(labels)))
+        parts.append(Images(torch.stack(colors), torch.stack(labels)))
     return Data(dataset.n_labels, *parts)
 
 
@@ -277,7 +277,7 @@ def draw(
     columns = ("net", "piecewise", "end to end")
     rows: list[Image.Image] = []
     for index in range(min(n_rows, len(images))):
-        photo = images.colours[index].permute(1, 2, 0).round().byte().numpy()
+        photo = images.colors[index].permute(1, 2, 0).round().byte().numpy()
         maps = [images.labels[index], *(predicted[name][index] for name in columns)]
         rows.append(
             side_by_side(
@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, help="updates of the network")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--size", type=int, default=48, help="side of the made-up images")
-    parser.add_argument("--noise", type=float, default=80.0, help="of them, in grey levels")
+    parser.add_argument("--noise", type=float, default=80.0, help="of them, in gray levels")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="one seed, few updates")
     parser.add_argument("-o", "--output", type=Path, default=Path("segmentation"))
@@ -335,7 +335,7 @@ def main() -> None:
         predicted = {}
         for method, (net_found, crf_found) in trained.items():
             for name, images in (("val", data.val), ("test", data.test)):
-                predicted[method] = predict(net_found, crf_found, images.colours)
+                predicted[method] = predict(net_found, crf_found, images.colors)
                 scores[method][name].append(score(images, predicted[method], data.n_labels))
         models.append({
             method: [str(term) for term in layer.to_model().terms]

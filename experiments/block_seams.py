@@ -37,7 +37,7 @@ HEADER = (
 class Case:
     """An image (*grid[, C]) with probabilities (*grid, L), widths, and the side of a block.
 
-    spatial, bilateral : pixels, and (pixels, colour).
+    spatial, bilateral : pixels, and (pixels, color).
     """
 
     name: str
@@ -63,7 +63,7 @@ def main() -> None:
         "The overlap is in widths of the bilateral kernel; beyond it lies that share of the "
         "kernel's weight on positions (`outside_share`). Labels, mean and largest compare blocks "
         "with the whole image: the share of pixels with other labels, and the total variation "
-        "between marginals. The seams are what neighbouring blocks measure of each other there. "
+        "between marginals. The seams are what neighboring blocks measure of each other there. "
         "The bound holds for every pixel of any image, exact sums provided; it is far above the "
         "error because it takes everything beyond a window to be as different as can be.",
     ]

@@ -147,7 +147,7 @@ def search(frames: Sequence[Frame], n_labels: int, jobs: int) -> Method:
     """The candidate with the best mean IoU."""
     begin = time.perf_counter()
     model = grid_search(candidates(n_labels), frames, inference=INFERENCE, n_jobs=jobs).model
-    n_parameters = 5  # a width in space, a width in space and one in colour, two weights
+    n_parameters = 5  # a width in space, a width in space and one in color, two weights
     return Method(model, n_parameters, f"{time.perf_counter() - begin:.0f}")
 
 
@@ -354,7 +354,7 @@ def main() -> None:
         "quarter of their drive that they lie in. Everything below is on "
         f"{len(reported_on)} images of test, with {INFERENCE.n_iter} iterations of inference; near "
         f"borders: pixels less than {BAND:g} from one. Intervals are of {N_RESAMPLES} paired "
-        "bootstrap resamples of the images; these are a second apart in two drives and neighbours "
+        "bootstrap resamples of the images; these are a second apart in two drives and neighbors "
         "are alike, so that the true intervals are wider.",
         f"- customary: {HALVED.describe()}; for images of full size {STANDARD.describe()}.\n"
         f"- searched: the best of {len(candidates(train.n_labels))} Potts models on the images "

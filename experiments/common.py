@@ -39,7 +39,7 @@ VOC_LABELS = 21
 
 @dataclass(frozen=True)
 class Setting:
-    """Potts terms: spatial (pixels, weight), if any, and bilateral (pixels, colour, weight)."""
+    """Potts terms: spatial (pixels, weight), if any, and bilateral (pixels, color, weight)."""
 
     name: str
     spatial: tuple[float, float] | None
@@ -54,8 +54,8 @@ class Setting:
 
     def describe(self) -> str:
         """The terms in words."""
-        pixels, colour, weight = self.bilateral
-        bilateral = f"bilateral {pixels:g} px / {colour:g}, weight {weight:g}"
+        pixels, color, weight = self.bilateral
+        bilateral = f"bilateral {pixels:g} px / {color:g}, weight {weight:g}"
         if self.spatial is None:
             return f"{bilateral}, alone"
         return f"spatial {self.spatial[0]:g} px, weight {self.spatial[1]:g} + {bilateral}"
@@ -73,14 +73,14 @@ def label_major(unary: Float32) -> Float32:
 def run_pydensecrf(
     image: NDArray[np.uint8], costs: Float32, setting: Setting, n_iter: int
 ) -> Float32:
-    """Marginals (L, N) of pydensecrf for costs (L, N), with its default normalisation."""
+    """Marginals (L, N) of pydensecrf for costs (L, N), with its default normalization."""
     height, width = image.shape[:2]
     field = pydensecrf.DenseCRF2D(width, height, costs.shape[0])
     field.setUnaryEnergy(costs)
     if setting.spatial is not None:
         field.addPairwiseGaussian(sxy=setting.spatial[0], compat=setting.spatial[1])
-    pixels, colour, weight = setting.bilateral
-    field.addPairwiseBilateral(sxy=pixels, srgb=colour, rgbim=image, compat=weight)
+    pixels, color, weight = setting.bilateral
+    field.addPairwiseBilateral(sxy=pixels, srgb=color, rgbim=image, compat=weight)
     return np.asarray(field.inference(n_iter), np.float32)
 
 

@@ -26,7 +26,7 @@ from crfield.refinement import potts_model
 
 Labels = NDArray[np.uint8]
 Row = tuple[float, float, float, float]
-HEADER = ("scribbles", "colours", "+ CRF", "colours and distances", "+ CRF")
+HEADER = ("scribbles", "colors", "+ CRF", "colors and distances", "+ CRF")
 
 
 def main() -> None:

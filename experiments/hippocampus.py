@@ -75,7 +75,7 @@ class Volume:
 
 def voxel_features(image: NDArray[np.uint8]) -> NDArray[np.float32]:
     """What the classifier sees of each voxel, (N, F): intensity and gradients at several scales,
-    and the position relative to the volume's centre, in voxels and in shares of its size.
+    and the position relative to the volume's center, in voxels and in shares of its size.
     """
     values = (image - image.mean()) / image.std()
     planes = [values]
@@ -306,7 +306,7 @@ def main() -> None:
         "bootstrap resamples of the volumes:",
         markdown_table(["difference", "points", "95 % interval"], differences),
         "Widths along the three axes; a label's own cost relative to background's, wherever it is "
-        "(anterior and posterior below 0 favour the hippocampus); what a pair of labels costs:",
+        "(anterior and posterior below 0 favor the hippocampus); what a pair of labels costs:",
         "\n".join(
             f"- {name}\n{describe(models[name])}"
             for name in ("searched", "learned", "learned jointly")

@@ -72,7 +72,7 @@ def main() -> None:
     cases = load_cases(arguments.data)
     paragraphs = [
         "Percentage of pixels whose label differs from exact inference after "
-        f"{ITERATIONS} iterations (21 labels, symmetric normalisation). "
+        f"{ITERATIONS} iterations (21 labels, symmetric normalization). "
         + "; ".join(f"{s.name}: {s.describe()}" for s in SETTINGS) + ".",
         lattice_table(cases, exact),
     ]

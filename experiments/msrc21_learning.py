@@ -71,23 +71,23 @@ Result = tuple[DenseCRF, LearningReport]
 def two_terms(
     spatial: float = 3.0, bilateral: tuple[float, float, float] = (60.0, 8.0, 6.0)
 ) -> DenseCRF:
-    """Potts terms at full size: spatial 3 px with a weight, bilateral (pixels, colour, weight)."""
-    pixels, colour, weight = bilateral
+    """Potts terms at full size: spatial 3 px with a weight, bilateral (pixels, color, weight)."""
+    pixels, color, weight = bilateral
     return DenseCRF(N_LABELS, [
-        Pairwise(Spatial(3.0), Potts(spatial)), Pairwise(Bilateral(pixels, colour), Potts(weight))
+        Pairwise(Spatial(3.0), Potts(spatial)), Pairwise(Bilateral(pixels, color), Potts(weight))
     ])
 
 
-def one_term(pixels: Any, colour: Any, weight: float) -> DenseCRF:
+def one_term(pixels: Any, color: Any, weight: float) -> DenseCRF:
     """A single bilateral Potts term."""
-    return DenseCRF(N_LABELS, [Pairwise(Bilateral(pixels, colour), Potts(weight))])
+    return DenseCRF(N_LABELS, [Pairwise(Bilateral(pixels, color), Potts(weight))])
 
 
 def one_term_grid() -> Iterator[DenseCRF]:
-    """KK11's grid: Potts weight, isotropic width in space, isotropic width in colour."""
+    """KK11's grid: Potts weight, isotropic width in space, isotropic width in color."""
     for pixels in (20.0, 40.0, 80.0):
-        for colour in (4.0, 8.0, 15.0):
-            yield from (one_term(pixels, colour, weight) for weight in (2.0, 4.0, 7.0, 12.0))
+        for color in (4.0, 8.0, 15.0):
+            yield from (one_term(pixels, color, weight) for weight in (2.0, 4.0, 7.0, 12.0))
 
 
 def two_term_grid(unary: DenseCRF) -> Iterator[DenseCRF]:
@@ -96,9 +96,9 @@ def two_term_grid(unary: DenseCRF) -> Iterator[DenseCRF]:
     """
     for spatial in (1.0, 3.0):
         for pixels in (30.0, 60.0):
-            for colour in (5.0, 8.0, 13.0):
+            for color in (5.0, 8.0, 13.0):
                 for weight in (3.0, 6.0, 10.0):
-                    yield replace(unary, terms=two_terms(spatial, (pixels, colour, weight)).terms)
+                    yield replace(unary, terms=two_terms(spatial, (pixels, color, weight)).terms)
 
 
 def with_matrix(model: DenseCRF, number: int) -> DenseCRF:
@@ -310,8 +310,8 @@ def describe(model: DenseCRF | None) -> str:
     words = []
     for term in model.terms:
         if isinstance(term.kernel, Bilateral):
-            pixels, colour = term.kernel.sigma_xy, term.kernel.sigma_color
-            words.append(f"bilateral {np.round(pixels, 1)} px / {np.round(colour, 1)}")
+            pixels, color = term.kernel.sigma_xy, term.kernel.sigma_color
+            words.append(f"bilateral {np.round(pixels, 1)} px / {np.round(color, 1)}")
         elif isinstance(term.kernel, Spatial):
             words.append(f"spatial {np.round(term.kernel.sigma, 2)} px")
         if isinstance(term.compatibility, Potts):
@@ -361,7 +361,7 @@ def main() -> None:
         "## Full model",
         "A spatial and a bilateral term; the matrix of compatibilities is the bilateral term's. "
         "The recalibration sees [log p, 1] (KK13's h) or, in context, also the logarithm of each "
-        "label's mean probability over the image, the pixel's position and its colour "
+        "label's mean probability over the image, the pixel's position and its color "
         "(`DenseCRF.with_context`).",
         markdown_table(HEADER, [row.cells() for row in [unary, *others, *full.values()]]),
         "\n".join([

@@ -95,7 +95,7 @@ def oriented_gradients(images: Doubles, n_directions: int = 8) -> Doubles:
     return _GRADIENT_SCALE * np.concatenate(maps, axis=1)
 
 
-def with_neighbours(features: Doubles, lengths: NDArray[np.int64], scale: float = 1.0) -> Doubles:
+def with_neighbors(features: Doubles, lengths: NDArray[np.int64], scale: float = 1.0) -> Doubles:
     """Features (N, F) of each letter, then `scale` times those of the letters before and after it
     in its word, 0 where there is none: (N, 3 F)."""
     ends = np.cumsum(lengths)
@@ -130,7 +130,7 @@ def _gradients(pixels: Doubles, _: NDArray[np.int64]) -> Doubles:
 
 
 def _gradients_around(pixels: Doubles, lengths: NDArray[np.int64]) -> Doubles:
-    return with_neighbours(oriented_gradients(_images(pixels)), lengths, 0.3)
+    return with_neighbors(oriented_gradients(_images(pixels)), lengths, 0.3)
 
 
 def _waves_of_gradients(pixels: Doubles, _: NDArray[np.int64]) -> Doubles:
@@ -140,9 +140,9 @@ def _waves_of_gradients(pixels: Doubles, _: NDArray[np.int64]) -> Doubles:
 
 DESCRIPTIONS: dict[str, Describe] = {
     "pixels": lambda pixels, _: pixels,
-    "pixels, also the neighbours'": with_neighbours,
+    "pixels, also the neighbors'": with_neighbors,
     "blurred pixels": _blurred,
     "oriented gradients": _gradients,
-    "oriented gradients, also the neighbours'": _gradients_around,
+    "oriented gradients, also the neighbors'": _gradients_around,
     "waves of oriented gradients": _waves_of_gradients,
 }

@@ -1,4 +1,4 @@
-"""Handwritten words: what a letter's neighbours add to its pixels in a chain.
+"""Handwritten words: what a letter's neighbors add to its pixels in a chain.
 
 Two protocols on the words of Kassel: one fold to train and nine to test, as Taskar et al. do
 (Max-margin Markov networks, 2003), and nine to train and one to test. Costs of letters are linear
@@ -174,7 +174,7 @@ def nine_folds(split_of: Callable[[int], Split], folds: Sequence[int]) -> list[O
         *(measure("chain, joint", split_of(fold), strengths=strengths) for fold in folds),
         *(
             measure("chain, joint", last, features=features, strengths=strengths)
-            for features in ("pixels, also the neighbours'", "oriented gradients")
+            for features in ("pixels, also the neighbors'", "oriented gradients")
         ),
     ]
 

@@ -47,7 +47,7 @@ def letter_network() -> nn.Sequential:
     """Scores (N, 26) of images (N, 1, 16, 8); about 93,000 weights."""
 
     def block(n_in: int, n_out: int, stride: int) -> list[nn.Module]:
-        # The normalisation has a bias of its own.
+        # The normalization has a bias of its own.
         convolution = nn.Conv2d(n_in, n_out, 3, padding=1, stride=stride, bias=False)
         return [convolution, nn.BatchNorm2d(n_out), nn.ReLU()]
 

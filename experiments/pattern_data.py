@@ -71,7 +71,7 @@ SOURCES = {
 class Part:
     """Images with what is known of them.
 
-    images : (n, side, side, 3) uint8 colours.
+    images : (n, side, side, 3) uint8 colors.
     masks : (n, side, side) uint8, 1 in the object.
     log_odds : (n, side, side), the network's log p(object) - log p(background).
     boundary : (n, side, side), probability of a boundary of the object, above 0 and below 1.
@@ -123,22 +123,22 @@ class PatternData:
         return self.augmented[:: self.n_versions]
 
 
-def cache_path(name: str, seed: int, cache: Path, grey: bool, side: int = GRID) -> Path:
+def cache_path(name: str, seed: int, cache: Path, gray: bool, side: int = GRID) -> Path:
     """Where a data set is kept."""
     size = "" if side == GRID else f"_{side}"
-    return cache / f"pattern_{name}{'_grey' if grey else ''}{size}_{seed}.npz"
+    return cache / f"pattern_{name}{'_gray' if gray else ''}{size}_{seed}.npz"
 
 
 def load(
-    name: str, seed: int, cache: Path = CACHE, *, grey: bool = False, side: int = GRID
+    name: str, seed: int, cache: Path = CACHE, *, gray: bool = False, side: int = GRID
 ) -> PatternData:
     """What this script has kept of "horses" or "birds"."""
-    path = cache_path(name, seed, cache, grey, side)
+    path = cache_path(name, seed, cache, gray, side)
     if not path.is_file():
         raise FileNotFoundError(
             f"expected {path}, but there is no such file; prepare it with python "
             f"experiments/pattern_data.py --data DIR --set {name} --seed {seed}"
-            f"{' --grey' if grey else ''}{'' if side == GRID else f' --side {side}'}"
+            f"{' --gray' if gray else ''}{'' if side == GRID else f' --side {side}'}"
         )
     with np.load(path, allow_pickle=False) as kept:
 
@@ -182,19 +182,19 @@ def split_names(folder: Path, n_train: int, n_test: int) -> tuple[list[str], lis
 
 
 def prepare(
-    folder: Path, source: Source, seed: int, jobs: int = 2, *, grey: bool = False,
+    folder: Path, source: Source, seed: int, jobs: int = 2, *, gray: bool = False,
     side: int = GRID,
 ) -> PatternData:
     """Split the folder's images, train the classifiers and apply them.
 
-    grey : whether the classifiers see the images without their colours; `Part.images` keep them.
+    gray : whether the classifiers see the images without their colors; `Part.images` keep them.
     side : of the images, masks and maps.
     """
     train_names, test_names = split_names(folder, source.n_train, source.n_test)
     n_fit = len(train_names) - len(train_names) // 4
 
     def read(names: Sequence[str], augmentation: Augmentation | None = None) -> Windows:
-        return Windows.read(folder, names, source.crop, augmentation, grey, side)
+        return Windows.read(folder, names, source.crop, augmentation, gray, side)
 
     with ThreadPoolExecutor(jobs) as pool:
         classifiers = FoldedClassifiers.train(read(train_names), seed, pool)
@@ -217,7 +217,7 @@ class Windows:
     @classmethod
     def read(
         cls, folder: Path, names: Sequence[str], crop: str, augmentation: Augmentation | None,
-        grey: bool, side: int,
+        gray: bool, side: int,
     ) -> Windows:
         """The named images of a folder, in all their versions."""
         on_grid, larger = (
@@ -225,7 +225,7 @@ class Windows:
             for size in (side, FINER * side)
         )
         seen = larger.images
-        if grey:
+        if gray:
             luma = np.rint(seen @ np.array(LUMA, np.float32)).astype(np.uint8)
             seen = np.repeat(luma[..., None], 3, axis=-1)
         return cls(on_grid, seen)
@@ -310,8 +310,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="threads (default: 2)")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="where to keep it")
     parser.add_argument(
-        "--grey", action="store_true",
-        help="hide the colours from the classifiers, which makes that of horses about as good as "
+        "--gray", action="store_true",
+        help="hide the colors from the classifiers, which makes that of horses about as good as "
         "the paper's",
     )
     parser.add_argument("--side", type=int, default=GRID, help=f"of the images (default: {GRID})")
@@ -320,10 +320,10 @@ def main() -> None:
     began = time.monotonic()
     data = prepare(
         arguments.data / source.folder, source, arguments.seed, arguments.jobs,
-        grey=arguments.grey, side=arguments.side,
+        gray=arguments.gray, side=arguments.side,
     )
     path = cache_path(
-        arguments.name, arguments.seed, arguments.cache, arguments.grey, arguments.side
+        arguments.name, arguments.seed, arguments.cache, arguments.gray, arguments.side
     )
     save(data, path)
     parts = {"train": data.train, "validation": data.validation, "test": data.test}

@@ -45,8 +45,8 @@ LEAST_PROBABILITY = 3e-4  # of either label, about 8 in the logarithm of the odd
 def filter_bank(images: Images, side: int = GRID) -> Float32:
     """107 numbers a pixel, (n, side, side, 107), for images (n, S, S, 3), S a multiple of side.
 
-    Colours as RGB, Lab, and saturation and hue; at three scales means, blobs and deviations of Lab,
-    slopes and curvatures of the lightness in six directions and slopes of the colours in four; how
+    Colors as RGB, Lab, and saturation and hue; at three scales means, blobs and deviations of Lab,
+    slopes and curvatures of the lightness in six directions and slopes of the colors in four; how
     much slope and how many blobs there are around.
     """
     lab, unit = _lab(images), images.shape[1] / side
@@ -67,7 +67,7 @@ def filter_bank(images: Images, side: int = GRID) -> Float32:
 def boundary_features(images: Images, side: int = GRID) -> Float32:
     """How much two halves of a disc differ around each pixel, (n, side, side, F).
 
-    For each of two radii: the differences of the means of lightness, colours and four kinds of
+    For each of two radii: the differences of the means of lightness, colors and four kinds of
     texture between the halves, the disc cut in the direction that makes most of them all; the same
     cut at right angles; and how much more that is than nearby, since boundaries are thin.
     """

@@ -58,16 +58,16 @@ class Setting:
     """A data set as the classifiers see it; a short study has the first rows, of one seed."""
 
     source: str
-    grey: bool = False
+    gray: bool = False
     side: int = 32
     n_hidden: int = N_HIDDEN
     short: bool = False
 
 
 STUDIES = {
-    "horses_grey": Setting("horses", grey=True), "horses": Setting("horses"),
+    "horses_gray": Setting("horses", gray=True), "horses": Setting("horses"),
     "birds": Setting("birds"),
-    "horses_grey_64": Setting("horses", grey=True, side=64, n_hidden=512, short=True),
+    "horses_gray_64": Setting("horses", gray=True, side=64, n_hidden=512, short=True),
 }
 PAPER = {
     "horses": {"unary": 51.2, "iPW": 57.4, "iPW+RBM": 67.2, "iPW+jRBM": 69.9},
@@ -106,7 +106,7 @@ class Split:
 
 
 def make_split(part: Part, scale: tuple[NDArray[Any], NDArray[Any]]) -> Split:
-    """Costs, the three types of pairwise terms and phi(x), standardised."""
+    """Costs, the three types of pairwise terms and phi(x), standardized."""
     mean, deviation = scale
     phi = (part.phi - mean) / (deviation * np.sqrt(part.phi.shape[1]))  # squares sum to about 1
     inputs = PatternInputs.from_images(
@@ -241,12 +241,12 @@ def find_study(
     if path.is_file():
         return read_study(path, settings, None if any_commit else commit)
     setting = STUDIES[name]
-    source, grey, side = SOURCES[setting.source], setting.grey, setting.side
-    kept = cache_path(setting.source, seed, cache, grey, side)
+    source, gray, side = SOURCES[setting.source], setting.gray, setting.side
+    kept = cache_path(setting.source, seed, cache, gray, side)
     if not kept.is_file():
-        save(prepare(data_folder / source.folder, source, seed, grey=grey, side=side), kept)
+        save(prepare(data_folder / source.folder, source, seed, gray=gray, side=side), kept)
     print(f"{name}, seed {seed}", flush=True)
-    data = load(setting.source, seed, cache, grey=grey, side=side)
+    data = load(setting.source, seed, cache, gray=gray, side=side)
     study = {"settings": settings, "commit": commit, "rows": Study(data, setting, seed).run()}
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(study, indent=1) + "\n", encoding="utf-8")
@@ -288,8 +288,8 @@ def _introduction() -> str:
         "sampling. The paper does not say which of both it reports. Splits: horses 150 to learn "
         "from, 50 for validation, 128 to test; birds 263, 87, 150. The unary is a network of 64 "
         "hidden units on 107 filter responses without position; boundaries come from a logistic "
-        "detector on oriented gradients instead of Pb. For `horses_grey` the network and the "
-        "detector see no colours, which brings the unary near the paper's. The birds are those of "
+        "detector on oriented gradients instead of Pb. For `horses_gray` the network and the "
+        "detector see no colors, which brings the unary near the paper's. The birds are those of "
         "CUB, not of PASCAL VOC; there are no data for persons. "
         f"RBMs have {N_HIDDEN} hidden units (512 at 64 x 64), `min` has {N_CLUSTERS} clusters, "
         f"`jconv` has {N_WINDOWS} windows of {WINDOW} x {WINDOW} at every {WINDOW_STRIDE}th pixel, "

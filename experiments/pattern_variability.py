@@ -49,7 +49,7 @@ GRID = (32, 32)
 TEST_SEEDS, OTHER_SEEDS = 100, 200  # added to a seed for its test figures and its other figures
 METHODS = ("unary only", "iPW", "iPW+RBM")
 HELD_OUT = "iPW+RBM*"  # with weights chosen on other figures
-COLOURS = {"iPW": "#d97706", "iPW+RBM": "#2563eb", HELD_OUT: "#0f766e"}
+COLORS = {"iPW": "#d97706", "iPW+RBM": "#2563eb", HELD_OUT: "#0f766e"}
 INK, PALE_INK, GRID_LINE, PAPER = "#24292f", "#6b7280", "#e5e7eb", "#ffffff"
 
 Masks = NDArray[np.uint8]
@@ -177,7 +177,7 @@ def chart(outcomes: Sequence[Outcome], size: tuple[int, int] = (720, 440)) -> Im
     draw = ImageDraw.Draw(sheet)
     differences = {
         name: [100 * (each.test[name] - each.test[METHODS[0]]) for each in outcomes]
-        for name in COLOURS
+        for name in COLORS
     }
     x_ticks = round_ticks(0.0, max(each.variability for each in outcomes), 7)
     heights = [value for values in differences.values() for value in values]
@@ -197,9 +197,9 @@ def chart(outcomes: Sequence[Outcome], size: tuple[int, int] = (720, 440)) -> Im
         draw.line([(x, bottom), (x, bottom + 5 * scale)], fill=PALE_INK, width=scale)
         draw.text((x, bottom + 9 * scale), name, fill=PALE_INK, font=small, anchor="mt")
     legend_left: float = right
-    for method, colour in reversed(COLOURS.items()):
+    for method, color in reversed(COLORS.items()):
         for each, value in zip(outcomes, differences[method], strict=True):
-            draw.circle(place(each.variability, value), 3 * scale, outline=colour, width=scale)
+            draw.circle(place(each.variability, value), 3 * scale, outline=color, width=scale)
         middle = [
             place(
                 float(np.mean([each.variability for each in group])),
@@ -207,8 +207,8 @@ def chart(outcomes: Sequence[Outcome], size: tuple[int, int] = (720, 440)) -> Im
             )
             for group in by_level(outcomes)
         ]
-        draw.line(middle, fill=colour, width=2 * scale, joint="curve")
-        draw.text((legend_left, 26 * scale), method, fill=colour, font=large, anchor="rm")
+        draw.line(middle, fill=color, width=2 * scale, joint="curve")
+        draw.text((legend_left, 26 * scale), method, fill=color, font=large, anchor="rm")
         legend_left -= draw.textlength(method, font=large) + 24 * scale
     draw.text(
         (left, 26 * scale), "Points of IoU above the unary terms alone", fill=INK, font=large,

@@ -65,10 +65,10 @@ class Constants:
 
     def describe(self) -> str:
         """In a table cell."""
-        pixels, colour = self.bilateral
+        pixels, color = self.bilateral
         words = (
             f"spatial {self.spatial:g} px x {self.spatial_weight:g}, bilateral {pixels:g} px / "
-            f"{colour:g} x {self.bilateral_weight:g}"
+            f"{color:g} x {self.bilateral_weight:g}"
         )
         return words if self.confidence is None else f"{words}, confidence {self.confidence:g}"
 
@@ -88,8 +88,8 @@ def rounded(model: DenseCRF, confidence: float | None) -> Constants:
             numbers += [kernel.sigma_xy, kernel.sigma_color]
         if isinstance(compatibility, Potts):
             numbers.append(compatibility.weight)
-    width, weight, pixels, colour, strength = (float(f"{number:.2g}") for number in numbers)
-    return Constants(width, weight, (pixels, colour), strength, confidence)
+    width, weight, pixels, color, strength = (float(f"{number:.2g}") for number in numbers)
+    return Constants(width, weight, (pixels, color), strength, confidence)
 
 
 def learned(
@@ -161,10 +161,10 @@ def hard_labels(folder: Path, jobs: int) -> list[str]:
     others = [dataset[i] for i in range(len(dataset) // 2, len(dataset))]
     customary = replace(CUSTOMARY, confidence=0.7)
     tried = []
-    for pixels, colour, weight, confidence in product(
+    for pixels, color, weight, confidence in product(
         (30.0, 60.0), (3.0, 5.0, 8.0), (3.0, 6.0, 10.0), CONFIDENCES
     ):
-        constants = Constants(3.0, 3.0, (pixels, colour), weight, confidence)
+        constants = Constants(3.0, 3.0, (pixels, color), weight, confidence)
         tried.append((mean_iou(score(half, constants, jobs)), constants))
         print(f"{100 * tried[-1][0]:.2f}  {constants.describe()}", flush=True)
     tried.sort(key=lambda entry: -entry[0])

@@ -40,7 +40,7 @@ LARGEST_FEATURE = 4.0  # in standard deviations, so that squares stay tame
 
 
 def pixel_features(image: NDArray[np.uint8]) -> Float32:
-    """The filter bank of an image (H, W, 3), as (H, W, F): Lab colours, their means and deviations
+    """The filter bank of an image (H, W, 3), as (H, W, F): Lab colors, their means and deviations
     at several scales and their means some way off; edges of the lightness; the position.
     """
     lab = rgb_to_lab(image.reshape(-1, 3).astype(np.float64)).reshape(image.shape)
@@ -59,7 +59,7 @@ def pixel_features(image: NDArray[np.uint8]) -> Float32:
 
 @dataclass(frozen=True)
 class PixelClassifier:
-    """Logistic regression on standardised features and their squares: weights (L, 2 F), constants
+    """Logistic regression on standardized features and their squares: weights (L, 2 F), constants
     (L,).
     """
 
@@ -87,7 +87,7 @@ def fit_classifier(
         raise ValueError(f"each label must occur, got the counts {counts}; sample more pixels.")
     weights = class_weights(counts, power)[labels]
     mean, deviation = features.mean(axis=0), features.std(axis=0)
-    # scikit-learn minimises |w|^2 / 2 + C sum loss.
+    # scikit-learn minimizes |w|^2 / 2 + C sum loss.
     strength = 1.0 / (2.0 * RIDGE * len(labels))
     regression = LogisticRegression(C=strength, max_iter=MAX_ITER)
     with warnings.catch_warnings():  # it may stop before the last digit
@@ -192,7 +192,7 @@ def _train_classifiers(
 
 
 def _with_squares(features: Float32, mean: Float32, deviation: Float32) -> Float32:
-    """Standardised features and their squares, (N, 2 F)."""
+    """Standardized features and their squares, (N, 2 F)."""
     scaled = np.clip((features - mean) / deviation, -LARGEST_FEATURE, LARGEST_FEATURE)
     return np.concatenate([scaled, scaled**2], axis=1)
 

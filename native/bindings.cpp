@@ -97,26 +97,26 @@ template <class T, class Operator, class Class> void bind_operator(Class& bound)
            "s"_a.noconvert(), "out"_a.noconvert(), "threads"_a);
 }
 
-// Grid features of a lattice: coordinates along each axis, and an array of colours (n_points, C).
+// Grid features of a lattice: coordinates along each axis, and an array of colors (n_points, C).
 template <class T>
-GridFeatures<T> grid_features(const std::vector<std::vector<double>>& axes, nb::ndarray<nb::ro> colours,
+GridFeatures<T> grid_features(const std::vector<std::vector<double>>& axes, nb::ndarray<nb::ro> colors,
                               const std::vector<double>& factors) {
   require(!axes.empty(), "there must be an axis");
   require(axes.size() + factors.size() <= max_lattice_dim,
           "the lattice takes 1 to 16 feature dimensions");
   std::size_t n = 1;
   for (const auto& axis : axes) n *= axis.size();
-  typename GridFeatures<T>::Colours values = static_cast<const double*>(nullptr);
+  typename GridFeatures<T>::Colors values = static_cast<const double*>(nullptr);
   if (!factors.empty()) {
-    require(colours.ndim() == 2 && colours.shape(0) == n && colours.shape(1) == factors.size(),
-            "colours has the wrong shape");
-    require(colours.stride(1) == 1 && colours.stride(0) == static_cast<std::int64_t>(factors.size()),
-            "colours must be contiguous");
-    if (colours.dtype() == nb::dtype<std::uint8_t>())
-      values = static_cast<const std::uint8_t*>(colours.data());
-    else if (colours.dtype() == nb::dtype<float>()) values = static_cast<const float*>(colours.data());
-    else if (colours.dtype() == nb::dtype<double>()) values = static_cast<const double*>(colours.data());
-    else throw std::invalid_argument("colours must be uint8, float32 or float64");
+    require(colors.ndim() == 2 && colors.shape(0) == n && colors.shape(1) == factors.size(),
+            "colors has the wrong shape");
+    require(colors.stride(1) == 1 && colors.stride(0) == static_cast<std::int64_t>(factors.size()),
+            "colors must be contiguous");
+    if (colors.dtype() == nb::dtype<std::uint8_t>())
+      values = static_cast<const std::uint8_t*>(colors.data());
+    else if (colors.dtype() == nb::dtype<float>()) values = static_cast<const float*>(colors.data());
+    else if (colors.dtype() == nb::dtype<double>()) values = static_cast<const double*>(colors.data());
+    else throw std::invalid_argument("colors must be uint8, float32 or float64");
   }
   return GridFeatures<T>(axes, values, factors);
 }
@@ -141,14 +141,14 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
            },
            "features"_a.noconvert(), "one_order"_a, "threads"_a)
       .def("__init__",
-           [](Lattice<T>* self, const std::vector<std::vector<double>>& axes, nb::ndarray<nb::ro> colours,
+           [](Lattice<T>* self, const std::vector<std::vector<double>>& axes, nb::ndarray<nb::ro> colors,
               const std::vector<double>& factors, int threads) {
              require_threads(threads);
-             const auto features = grid_features<T>(axes, colours, factors);
+             const auto features = grid_features<T>(axes, colors, factors);
              nb::gil_scoped_release release;
              new (self) Lattice<T>(features, false, threads);
            },
-           "axes"_a, "colours"_a, "factors"_a, "threads"_a)
+           "axes"_a, "colors"_a, "factors"_a, "threads"_a)
       .def_prop_ro("n_vertices", &Lattice<T>::n_vertices);
   bind_operator<T, Lattice<T>>(lattice);
 

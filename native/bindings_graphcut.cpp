@@ -24,7 +24,7 @@ GridShape grid_shape(const Triple& size, const std::vector<Triple>& offsets) {
   for (const std::int32_t length : size) require(length >= 1, "the grid has no cells");
   for (const Triple& offset : offsets) {
     for (const std::int32_t step : offset)
-      require(step >= -1 && step <= 1, "neighbours are one cell away along each axis");
+      require(step >= -1 && step <= 1, "neighbors are one cell away along each axis");
     require(offset > Triple{0, 0, 0}, "offsets must be lexicographically positive");
   }
   return {size, offsets};

@@ -90,7 +90,7 @@ class IdleBlocks {
   std::uint64_t clock_ = 0;
 };
 
-// Uninitialised numbers from a whole cache line on, because a vector that straddles two lines costs
+// Uninitialized numbers from a whole cache line on, because a vector that straddles two lines costs
 // several; large arrays in huge pages where the system has them, because the tables are read all over.
 struct FreeAligned {
   std::size_t bytes = 0;
@@ -115,7 +115,7 @@ template <class T> AlignedArray<T> new_aligned(std::size_t size) {
   return AlignedArray<T>(static_cast<T*>(block.memory), FreeAligned{block.bytes});
 }
 
-// Lends uninitialised arrays of at least the asked size; safe to use from several threads.
+// Lends uninitialized arrays of at least the asked size; safe to use from several threads.
 template <class T> class BufferPool {
  public:
   class Loan {

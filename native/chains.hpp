@@ -49,7 +49,7 @@ void sample_chains(const Chains<T>&, double temperature, std::uint64_t seed, std
 template <class T>
 void best_chains(const Chains<T>&, int threads, std::int32_t* labels, double* energies);
 
-// The k labellings of least energy of each chain, in order: chain c has (k, length) labels from
+// The k labelings of least energy of each chain, in order: chain c has (k, length) labels from
 // k * offsets[c] on, and energies (n_chains, k). Equal ones come in the order of their last labels, then
 // of those before. Where there are fewer than k: -1 and infinity.
 template <class T>

@@ -24,10 +24,10 @@ struct Spring {
 };
 
 struct Envelope {
-  std::vector<std::int32_t> centres;
+  std::vector<std::int32_t> centers;
   std::vector<double> starts;  // from where on each of them is the lowest
   void resize(std::size_t n) {
-    centres.resize(n);
+    centers.resize(n);
     starts.resize(n);
   }
 };
@@ -43,20 +43,20 @@ void transform_line(std::size_t n, const double* f, Spring spring, Envelope& env
     return;
   }
   envelope.resize(n);
-  std::int32_t* centres = envelope.centres.data();
+  std::int32_t* centers = envelope.centers.data();
   double* starts = envelope.starts.data();
   std::size_t count = 0;
   for (std::size_t q = 0; q < n; ++q) {
     if (!(f[q] < infinity)) continue;
     double start = -infinity;
     for (; count > 0; --count) {
-      const auto p = static_cast<std::size_t>(centres[count - 1]);
+      const auto p = static_cast<std::size_t>(centers[count - 1]);
       const double steps = static_cast<double>(q - p);
       start = (f[q] - f[p]) / (2 * spring.weight * steps) + static_cast<double>(p + q) / 2;
       if (start > starts[count - 1]) break;
     }
     if (count == 0) start = -infinity;
-    centres[count] = static_cast<std::int32_t>(q);
+    centers[count] = static_cast<std::int32_t>(q);
     starts[count++] = start;
   }
   if (count == 0) {
@@ -67,9 +67,9 @@ void transform_line(std::size_t n, const double* f, Spring spring, Envelope& env
   for (std::size_t x = 0, k = 0; x < n; ++x) {
     const double place = static_cast<double>(x) + spring.offset;
     while (k + 1 < count && starts[k + 1] < place) ++k;
-    const double distance = place - centres[k];
-    values[x] = f[centres[k]] + spring.weight * distance * distance;
-    argmins[x] = centres[k];
+    const double distance = place - centers[k];
+    values[x] = f[centers[k]] + spring.weight * distance * distance;
+    argmins[x] = centers[k];
   }
 }
 

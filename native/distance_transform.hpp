@@ -1,4 +1,4 @@
-// Generalised distance transforms: minima and log-sums over all positions of a grid, at every
+// Generalized distance transforms: minima and log-sums over all positions of a grid, at every
 // position, of a cost plus a weighted squared distance.
 #pragma once
 

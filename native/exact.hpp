@@ -31,7 +31,7 @@ template <class T> class ExactSum {
   int dim_;
   Shape shape_;
   double tolerance_;
-  std::vector<std::size_t> order_;  // tile position -> point; neighbours in feature space are together
+  std::vector<std::size_t> order_;  // tile position -> point; neighbors in feature space are together
   std::vector<T> features_;         // (dim, n_tiles * tile_size)
   std::vector<T> low_, high_;       // (n_tiles, dim) bounding boxes
   std::vector<std::size_t> first_;  // (n_tiles + 1,) into active_

@@ -283,7 +283,7 @@ struct DistanceCost {
   }
 
  private:
-  // One pass in each direction: a state is at most one weight above its neighbours.
+  // One pass in each direction: a state is at most one weight above its neighbors.
   void cross_linear(std::size_t factor, const double* in, std::size_t n, double* out) const {
     const double ceiling = *std::min_element(in, in + n) + ceilings[factor];
     std::copy_n(in, n, out);

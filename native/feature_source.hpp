@@ -43,19 +43,19 @@ template <class T> struct DenseFeatures {
   }
 };
 
-// The points of a grid, last axis fastest: a coordinate for each axis, then colours times factors.
+// The points of a grid, last axis fastest: a coordinate for each axis, then colors times factors.
 template <class T> struct GridFeatures {
-  using Colours = std::variant<const std::uint8_t*, const float*, const double*>;
+  using Colors = std::variant<const std::uint8_t*, const float*, const double*>;
 
   std::vector<std::vector<double>> axes;
-  Colours colours = static_cast<const double*>(nullptr);
+  Colors colors = static_cast<const double*>(nullptr);
   std::vector<double> factors;
   std::size_t n_points = 1;
   int dim = 0;
 
-  GridFeatures(std::vector<std::vector<double>> coordinates, Colours values,
-               std::vector<double> colour_factors)
-      : axes(std::move(coordinates)), colours(values), factors(std::move(colour_factors)),
+  GridFeatures(std::vector<std::vector<double>> coordinates, Colors values,
+               std::vector<double> color_factors)
+      : axes(std::move(coordinates)), colors(values), factors(std::move(color_factors)),
         dim(static_cast<int>(axes.size() + factors.size())) {
     for (const auto& axis : axes) n_points *= axis.size();
   }
@@ -66,7 +66,7 @@ template <class T> struct GridFeatures {
     if (n_points == 0) return found;
     for (std::size_t a = 0; a < axes.size(); ++a)
       for (const double x : axes[a]) found[a].include(static_cast<T>(x));
-    std::visit([&](const auto* values) { colour_ranges(values, found.data() + axes.size()); }, colours);
+    std::visit([&](const auto* values) { color_ranges(values, found.data() + axes.size()); }, colors);
     return found;
   }
 
@@ -81,12 +81,12 @@ template <class T> struct GridFeatures {
       for (int a = 0; a < n_axes; ++a) out[a * stride + t] = static_cast<T>(axes[a][index[a]]);
       for (int a = n_axes - 1; a >= 0 && ++index[a] == axes[a].size(); --a) index[a] = 0;
     }
-    std::visit([&](const auto* values) { colour_block(values, begin, count, stride, out + n_axes * stride); },
-               colours);
+    std::visit([&](const auto* values) { color_block(values, begin, count, stride, out + n_axes * stride); },
+               colors);
   }
 
  private:
-  template <class C> void colour_ranges(const C* values, Range* found) const {
+  template <class C> void color_ranges(const C* values, Range* found) const {
     const std::size_t n = factors.size();
     for (std::size_t c = 0; c < n; ++c) {
       if constexpr (sizeof(C) == 1) {  // a bound is all that is asked for
@@ -104,7 +104,7 @@ template <class T> struct GridFeatures {
     }
   }
   template <class C, class F>
-  void colour_block(const C* values, std::size_t begin, int count, int stride, F* out) const {
+  void color_block(const C* values, std::size_t begin, int count, int stride, F* out) const {
     const std::size_t n = factors.size();
     for (std::size_t c = 0; c < n; ++c)
       for (int t = 0; t < count; ++t)

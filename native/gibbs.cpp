@@ -25,9 +25,9 @@ template <class T> void sweep_one(const GridChains<T>& chains, std::size_t chain
   const T* log_odds = chains.log_odds + chain * n;
   const T* right = chains.weights + static_cast<std::size_t>(chains.image[chain]) * 2 * n;
   const T* down = right + n;
-  for (std::size_t colour = 0; colour < 2; ++colour)
+  for (std::size_t color = 0; color < 2; ++color)
     for (std::size_t row = 0; row < height; ++row)
-      for (std::size_t column = (row + colour) % 2; column < width; column += 2) {
+      for (std::size_t column = (row + color) % 2; column < width; column += 2) {
         const std::size_t i = row * width + column;
         T x = log_odds[i];
         if (column > 0) x += right[i - 1] * signed_label<T>(labels[i - 1]);

@@ -12,7 +12,7 @@ template <class T> struct GridPass {
   int n_states;
   T temperature, kept;  // kept: share of an old message
   const T* costs;
-  const T* in[4];       // to each pixel from its left, right, upper and lower neighbour
+  const T* in[4];       // to each pixel from its left, right, upper and lower neighbor
   // What the row sends to the right, to the left, downwards and upwards: (n_states, out_plane), each at
   // the column where it arrives, -1 included.
   T* out[4];

@@ -30,7 +30,7 @@ template <class T> class GridPropagation {
   void beliefs(T* out) const;
   // (edges, n_states, n_states), edges to the right first: marginals, or costs above the least.
   void edge_beliefs(T* out) const;
-  // Labels (rows, columns) that no change of a single one makes better: the colours of a chessboard in turn,
+  // Labels (rows, columns) that no change of a single one makes better: the colors of a chessboard in turn,
   // each given the other, from the labels that are given on.
   void improve(std::int32_t* labels) const;
   // Bethe's approximation of t log Z.

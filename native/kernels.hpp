@@ -157,8 +157,8 @@ template <class T> struct Kernels {
   // by rows, for every corner c: the slice's derivative with respect to its weights.
   void (*correlate)(const Simplices<T>&, const Correlated<T>& u, const Correlated<T>& v, T factor,
                     std::size_t begin, std::size_t end, std::size_t n_rows, int n_columns, T* out);
-  // out[v] = in[v] / 2 + (in[a] + in[b]) / 4 with neighbours[2 v] = a, neighbours[2 v + 1] = b.
-  void (*blur)(const std::int32_t* neighbours, const T* in, std::size_t begin, std::size_t end,
+  // out[v] = in[v] / 2 + (in[a] + in[b]) / 4 with neighbors[2 v] = a, neighbors[2 v + 1] = b.
+  void (*blur)(const std::int32_t* neighbors, const T* in, std::size_t begin, std::size_t end,
                int n_columns, T* out);
   // total[k] += part[k]
   void (*add)(const T* part, std::size_t begin, std::size_t end, T* total);

@@ -138,18 +138,18 @@ void correlate(const Simplices<T>& points, const Correlated<T>& u, const Correla
 }
 
 template <class T>
-void blur(const std::int32_t* neighbours, const T* in, std::size_t begin, std::size_t end,
+void blur(const std::int32_t* neighbors, const T* in, std::size_t begin, std::size_t end,
           int n_columns, T* out) {
   const auto stride = static_cast<std::size_t>(padded_columns<T>(n_columns));
   with_row_vector<T>(n_columns, [&](auto v) {
     using V = decltype(v);
     for (std::size_t row = begin; row < end; ++row) {
-      const T* centre = in + row * stride;
-      const T* before = in + static_cast<std::size_t>(neighbours[2 * row]) * stride;
-      const T* after = in + static_cast<std::size_t>(neighbours[2 * row + 1]) * stride;
+      const T* center = in + row * stride;
+      const T* before = in + static_cast<std::size_t>(neighbors[2 * row]) * stride;
+      const T* after = in + static_cast<std::size_t>(neighbors[2 * row + 1]) * stride;
       for (std::size_t c = 0; c < stride; c += Traits<V>::width)
         store<V>(out + row * stride + c,
-                 T(0.5) * load<V>(centre + c) + T(0.25) * (load<V>(before + c) + load<V>(after + c)));
+                 T(0.5) * load<V>(center + c) + T(0.25) * (load<V>(before + c) + load<V>(after + c)));
     }
   });
 }
@@ -191,7 +191,7 @@ template <class T> void embed(const Embedding<T>& in) {
     for (int t = 0; t < B; ++t) in.key[w * B + t] = 0;
   for (int k = 0; k < in.n_codes; ++k)
     for (int t = 0; t < B; ++t) in.rank[k * B + t] = 0;
-  // Points whose rounded coordinates do not sum to zero move to the neighbouring remainder-0 point.
+  // Points whose rounded coordinates do not sum to zero move to the neighboring remainder-0 point.
   for (int r = 0; r < corners; ++r)
     for (int t = 0; t < B; ++t) ordered[r * B + t] = 0;
   for (int j = 0; j < corners; ++j) {

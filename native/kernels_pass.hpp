@@ -263,7 +263,7 @@ PassSums pass_run(const PassInput<T>& in, T* scratch) {
   return Pass<V, Fixed, Known, Plain>(in, scratch).run();
 }
 
-// Positions and colours of a picture (2 + 6 corners), of a grey volume (2 + 5), or anything.
+// Positions and colors of a picture (2 + 6 corners), of a gray volume (2 + 5), or anything.
 template <class V, int Fixed, class T> PassSums pass_kind(const PassInput<T>& in, T* scratch) {
   const bool plain = !in.has_strength;
   if constexpr (Fixed > 0 && sizeof(T) == 4) {

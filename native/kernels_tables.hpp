@@ -67,7 +67,7 @@ void blur_axis(const T* in, const T* taps, std::size_t n, std::size_t inner, std
   using Short = ShortestVector<T>;
   for (std::size_t row = begin; row < end;) {
     const std::size_t at = row % n, from = row * inner;
-    if (at >= 2 && at + 2 < n) {  // rows that have all their neighbours, together
+    if (at >= 2 && at + 2 < n) {  // rows that have all their neighbors, together
       const std::size_t last = row - at + n - 2, to = (last < end ? last : end) * inner;
       const auto at_once = [&](auto v, std::size_t k) {
         using V = decltype(v);

@@ -17,7 +17,7 @@ void Lattice<T>::blur_order(const T* in, bool reversed, int n_columns, int threa
     const int axis = reversed ? dim_ - k : k;
     T* target = (corners - k) % 2 ? out : spare;
     std::fill_n(target, stride, T(0));
-    const std::int32_t* pairs = &neighbour_[static_cast<std::size_t>(axis) * (n_vertices_ + 1) * 2];
+    const std::int32_t* pairs = &neighbor_[static_cast<std::size_t>(axis) * (n_vertices_ + 1) * 2];
     parallel_ranges(n_vertices_, threads, 2048, [&](int, std::size_t begin, std::size_t end) {
       kernels<T>().blur(pairs, in, begin + 1, end + 1, n_columns, target);
     });

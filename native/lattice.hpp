@@ -99,7 +99,7 @@ template <class T> class Lattice : public TableOperator<T> {
   AlignedArray<std::int32_t> vertex_;  // (n_points, dim + 1), rows of the value table
   AlignedArray<T> weight_;             // (n_points, dim + 1)
   AlignedArray<std::uint64_t> rank_;   // (n_points, codes()), rank of each residual, a byte each
-  std::vector<std::int32_t> neighbour_;  // (dim + 1, n_vertices + 1, 2)
+  std::vector<std::int32_t> neighbor_;  // (dim + 1, n_vertices + 1, 2)
   BufferPool<T> buffers_;
 };
 

@@ -1,4 +1,4 @@
-// Building the lattice: which simplex each point lies in, and how vertices neighbour each other.
+// Building the lattice: which simplex each point lies in, and how vertices neighbor each other.
 #include <algorithm>
 #include <cstring>
 
@@ -24,7 +24,7 @@ template <std::size_t Words, std::size_t Codes> struct Simplex {
 };
 
 // One thread's share of the points: a table of its own, and the simplices met last, because
-// neighbouring pixels of one colour share theirs.
+// neighboring pixels of one color share theirs.
 template <std::size_t Words, std::size_t Codes> class SimplexFinder {
  public:
   SimplexFinder(std::size_t expected, int dim, const std::vector<Key<Words>>& along)
@@ -206,10 +206,10 @@ void Lattice<T>::build(const Features& features, const KeyLayout& layout, int th
 
   const auto& keys = table.keys();
   n_vertices_ = keys.size();
-  neighbour_.assign(static_cast<std::size_t>(corners) * (n_vertices_ + 1) * 2, 0);
+  neighbor_.assign(static_cast<std::size_t>(corners) * (n_vertices_ + 1) * 2, 0);
   parallel_ranges(n_vertices_, threads, 2048, [&](int, std::size_t begin, std::size_t end) {
     for (int axis = 0; axis < corners; ++axis) {
-      std::int32_t* pairs = &neighbour_[static_cast<std::size_t>(axis) * (n_vertices_ + 1) * 2];
+      std::int32_t* pairs = &neighbor_[static_cast<std::size_t>(axis) * (n_vertices_ + 1) * 2];
       constexpr std::size_t ahead = 8;
       for (std::size_t v = begin; v < end; ++v) {
         if (v + ahead < end) table.prefetch(keys[v + ahead] + along[axis]);

@@ -15,19 +15,19 @@ template <class T>
 std::int32_t Lattice<T>::walk(std::int32_t start, std::uint32_t axes, bool forward) const {
   for (; axes != 0 && start != 0; axes &= axes - 1) {
     const auto axis = static_cast<std::size_t>(std::countr_zero(axes));
-    start = neighbour_[(axis * (n_vertices_ + 1) + start) * 2 + forward];
+    start = neighbor_[(axis * (n_vertices_ + 1) + start) * 2 + forward];
   }
   return start;
 }
 
 // For each vertex the sets of axes that `walk` can take from it, as bits: set s is bit s. With the axes
 // from k on, those without k can be taken as with the axes from k + 1 on, and those with k where the
-// neighbour along k can go on; adding axis k to set s makes it set s + 2^k.
+// neighbor along k can go on; adding axis k to set s makes it set s + 2^k.
 template <class T> auto Lattice<T>::list_walks(int threads) const -> std::vector<Walks> {
   std::vector<Walks> walks(n_vertices_ + 1, Walks{1, 1}), longer(n_vertices_ + 1);
   walks[0] = longer[0] = {0, 0};
   for (int axis = dim_; axis >= 0; --axis) {
-    const std::int32_t* pairs = &neighbour_[static_cast<std::size_t>(axis) * (n_vertices_ + 1) * 2];
+    const std::int32_t* pairs = &neighbor_[static_cast<std::size_t>(axis) * (n_vertices_ + 1) * 2];
     parallel_ranges(n_vertices_, threads, 4096, [&](int, std::size_t begin, std::size_t end) {
       for (std::size_t v = begin + 1; v <= end; ++v)
         longer[v] = {walks[v].forward | walks[pairs[2 * v + 1]].forward << (1 << axis),
@@ -115,7 +115,7 @@ template <class T>
 template <int Corners, class Body>
 void Lattice<T>::for_each_listed_gram(int threads, Body&& body) const {
   const std::vector<Walks> walks = list_walks(threads);
-  // Neighbouring points share simplices: the latest are remembered by their first vertex and ranks.
+  // Neighboring points share simplices: the latest are remembered by their first vertex and ranks.
   struct Known {
     std::int32_t vertex = 0;
     std::uint64_t ranks = 0;

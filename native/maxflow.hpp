@@ -73,7 +73,7 @@ template <class Graph> class MaxFlow {
     return tree == Tree::source ? graph_->in(node, arc) : graph_->out(node, arc);
   }
 
-  // Most of the flow of an image passes between neighbours and needs no search.
+  // Most of the flow of an image passes between neighbors and needs no search.
   void push_directly() {
     for (NodeIndex node = 0; node < graph_->n_nodes(); ++node) {
       Capacity& supply = graph_->terminal(node);

@@ -1,4 +1,4 @@
-// Grids of two or three axes, each cell joined to its neighbours at given offsets.
+// Grids of two or three axes, each cell joined to its neighbors at given offsets.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace crfield {
 
 struct GridShape {
   std::array<std::int32_t, 3> size;                  // slices (1 for an image), rows, columns
-  std::vector<std::array<std::int32_t, 3>> offsets;  // half of the neighbourhood: 2, 4, 3 or 13
+  std::vector<std::array<std::int32_t, 3>> offsets;  // half of the neighborhood: 2, 4, 3 or 13
 
   std::size_t n_cells() const { return index(size[0], 0, 0); }
   std::size_t index(std::int32_t slice, std::int32_t row, std::int32_t column) const {
@@ -26,12 +26,12 @@ struct GridShape {
             static_cast<std::size_t>(row)) * static_cast<std::size_t>(size[2]) +
            static_cast<std::size_t>(column);
   }
-  // How far the neighbour at offset k is from its cell among all cells.
+  // How far the neighbor at offset k is from its cell among all cells.
   std::ptrdiff_t step(std::size_t k) const {
     return (static_cast<std::ptrdiff_t>(offsets[k][0]) * size[1] + offsets[k][1]) * size[2] +
            offsets[k][2];
   }
-  // Calls body(k, slice, row, first, last): the cells [first, last) of a row have a neighbour at offset k.
+  // Calls body(k, slice, row, first, last): the cells [first, last) of a row have a neighbor at offset k.
   template <class Body> void for_each_edge_row(Body&& body) const {
     for (std::int32_t z = 0; z < size[0]; ++z)
       for (std::int32_t y = 0; y < size[1]; ++y)
@@ -42,7 +42,7 @@ struct GridShape {
           if (first < last) body(k, z, y, first, last);
         }
   }
-  // Calls body(edge, p, q) for all pairs of neighbours; numbers of edges have gaps.
+  // Calls body(edge, p, q) for all pairs of neighbors; numbers of edges have gaps.
   template <class Body> void for_each_edge(Body&& body) const {
     const std::size_t n = n_cells();
     for_each_edge_row([&](std::size_t k, std::int32_t z, std::int32_t y, std::int32_t first,
@@ -56,7 +56,7 @@ struct GridShape {
   std::size_t n_edges() const { return n_cells() * offsets.size(); }
 };
 
-// The cells of a grid with what they may still send to each neighbour. Arc 2k leads along offset k, arc
+// The cells of a grid with what they may still send to each neighbor. Arc 2k leads along offset k, arc
 // 2k + 1 against it. A border of cells that nothing leads to saves asking where the grid ends; the cell
 // after a row is the border of the next row too.
 template <class T, int n_arcs> class GridGraph {
@@ -150,7 +150,7 @@ template <class Body> void with_n_arcs(const GridShape& shape, Body&& body) {
     case 3: return body(std::integral_constant<int, 6>{});
     case 4: return body(std::integral_constant<int, 8>{});
     case 13: return body(std::integral_constant<int, 26>{});
-    default: throw std::invalid_argument("a cell has 4, 6, 8 or 26 neighbours");
+    default: throw std::invalid_argument("a cell has 4, 6, 8 or 26 neighbors");
   }
 }
 

@@ -60,7 +60,7 @@ template <class T, class Shape, class Graph> class Mover {
     return sum;
   }
 
-  // Takes the best of all labellings with labels from `zero_` and `one_` if it is better.
+  // Takes the best of all labelings with labels from `zero_` and `one_` if it is better.
   void choose() {
     for (std::size_t p = 0; p < costs_.size(); ++p) costs_[p] = unary(p, one_[p]) - unary(p, zero_[p]);
     shape_.for_each_edge([&](std::size_t edge, std::size_t p, std::size_t q) {

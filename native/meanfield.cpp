@@ -43,7 +43,7 @@ class CoupledSolver {
 
   void solve() {
     std::fill(log_q.begin(), log_q.end(), 0.0);  // far from the boundary, where Newton stalls
-    double value = normalise(log_q, q);
+    double value = normalize(log_q, q);
     for (int iteration = 0; iteration < 100; ++iteration) {
       const double slope = find_direction();  // minus twice the decrease still to be had, in nats
       // One full step squares what is left; a label of no weight yet may still be about to grow.
@@ -52,7 +52,7 @@ class CoupledSolver {
       const bool last = slope > -1e-9 && growth < 1e-4;
       for (double t = 1;; t *= 0.5) {
         for (int l = 0; l < n_; ++l) trial_[l] = log_q[l] + t * direction(l);
-        const double trial_value = normalise(trial_, trial_q_);
+        const double trial_value = normalize(trial_, trial_q_);
         if (last || trial_value <= value + 1e-4 * t * slope) {
           value = trial_value;
           break;
@@ -67,7 +67,7 @@ class CoupledSolver {
 
  private:
   // Makes exp(y) sum to one and returns the objective there.
-  double normalise(std::vector<double>& y, std::vector<double>& p) const {
+  double normalize(std::vector<double>& y, std::vector<double>& p) const {
     const double most = *std::max_element(y.begin(), y.end());
     double total = 0;
     for (int l = 0; l < n_; ++l) total += std::exp(y[l] - most);

@@ -210,7 +210,7 @@ double Propagation::update_most_changed(double damping, std::size_t n_updates) {
   using Entry = std::pair<double, std::int64_t>;  // of equals the first factor comes first
   std::priority_queue<Entry> queue;
   // The priority with which each factor is queued. It is queued anew when it has waited for twice as much:
-  // otherwise the neighbours of a variable with many factors would fill the queue.
+  // otherwise the neighbors of a variable with many factors would fill the queue.
   std::vector<double> queued(waiting_);
   for (std::size_t f = 0; f < s.n_factors(); ++f)
     if (waiting_[f] > 0) queue.emplace(waiting_[f], -static_cast<std::int64_t>(f));

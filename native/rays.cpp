@@ -20,7 +20,7 @@ constexpr double least_share = 1e-200;
 constexpr double small = 0x1p-128, enlarge = 0x1p+128;
 constexpr std::size_t rays_a_turn = 128;
 
-// What is summed, or maximised, along a ray.
+// What is summed, or maximized, along a ray.
 struct Sum {
   static double join(double a, double b) { return a + b; }
   template <class T> static T larger_state(T smaller) { return 1 / (1 + smaller); }

@@ -16,7 +16,7 @@
 namespace crfield {
 
 // A vertex's integer coordinates packed into words, each coordinate in a field wide enough for every
-// point of this lattice and its neighbours: moving along an axis is one addition per word.
+// point of this lattice and its neighbors: moving along an axis is one addition per word.
 template <std::size_t Words> using Key = std::array<std::uint64_t, Words>;
 
 template <std::size_t Words> Key<Words> operator+(Key<Words> a, const Key<Words>& b) {
@@ -50,7 +50,7 @@ struct KeyLayout {
 
   // Bounds on each lattice coordinate from bounds on the scaled features, and from them fields of the
   // key. A coordinate strays from its elevated position by at most dim + 1, a simplex vertex by as
-  // much again, a neighbour once more.
+  // much again, a neighbor once more.
   KeyLayout(const std::vector<Range>& features, int dim) {
     double partial_low = 0, partial_high = 0;
     int current = 0, used = 0;

@@ -1,4 +1,4 @@
-"""Chains by brute force: every labelling, or logarithms step by step; numpy and itertools only."""
+"""Chains by brute force: every labeling, or logarithms step by step; numpy and itertools only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass
 class Enumerated:
-    """All labellings of one chain, and what follows from them."""
+    """All labelings of one chain, and what follows from them."""
 
     labels: np.ndarray
     energies: np.ndarray
@@ -43,7 +43,7 @@ def enumerate_chain(costs, transitions, temperature=1.0):
 
 
 def lexicographic_best(costs, transitions):
-    """The labelling of least energy whose last label is lowest, then the one before it, ..."""
+    """The labeling of least energy whose last label is lowest, then the one before it, ..."""
     found = enumerate_chain(costs, transitions)
     ties = found.labels[found.energies == found.energies.min()]
     return min(ties.tolist(), key=lambda states: states[::-1])

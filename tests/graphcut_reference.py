@@ -1,4 +1,4 @@
-"""Energies by the book, all labellings one by one, and SciPy's maximum flow."""
+"""Energies by the book, all labelings one by one, and SciPy's maximum flow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import maximum_flow
 
 @cache
 def grid_pairs(grid, offsets):
-    """Plane k, cell p and cell q, one row for each pair of neighbours."""
+    """Plane k, cell p and cell q, one row for each pair of neighbors."""
     index = np.arange(int(np.prod(grid))).reshape(grid)
     rows = []
     for k, offset in enumerate(offsets):
@@ -29,7 +29,7 @@ def pair_values(weights, pairs):
 
 
 def binary_energy(labels, costs, ends, forward, backward):
-    """Energies of labellings (..., N), in float64 or whole numbers."""
+    """Energies of labelings (..., N), in float64 or whole numbers."""
     y = np.asarray(labels, np.int64)
     p, q = y[..., ends[:, 0]], y[..., ends[:, 1]]
     wide = np.int64 if np.asarray(costs).dtype.kind == "i" else np.float64
@@ -38,7 +38,7 @@ def binary_energy(labels, costs, ends, forward, backward):
 
 
 def label_energy(labels, unary, ends, weights, mu):
-    """Energies of labellings (..., N) with any number of labels, in float64."""
+    """Energies of labelings (..., N) with any number of labels, in float64."""
     labels = np.asarray(labels)
     unary, weights, mu = (np.asarray(a, np.float64) for a in (unary, weights, mu))
     return unary[np.arange(len(unary)), labels].sum(-1) + (
@@ -47,7 +47,7 @@ def label_energy(labels, unary, ends, weights, mu):
 
 
 @cache
-def labellings(n, n_labels):
+def labelings(n, n_labels):
     """All of them, (n_labels**n, n)."""
     return np.array(list(itertools.product(range(n_labels), repeat=n)), np.int64)
 

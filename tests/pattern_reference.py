@@ -55,7 +55,7 @@ def entropy(p):
 
 
 def edges(grid, n_offsets):
-    """(offset number, pixel, neighbour) for every edge, pixels as (row, column)."""
+    """(offset number, pixel, neighbor) for every edge, pixels as (row, column)."""
     height, width = grid
     found = []
     for k, (down, across) in enumerate(OFFSETS[n_offsets]):
@@ -94,7 +94,7 @@ def dense_windows(windows, grid, stride):
 
 
 def deviation_value(y, weights, offsets, theta_0, theta_max, composition):
-    """Rother's potential of one y: min{w'y + K + theta_0, theta_max}, summed or minimised."""
+    """Rother's potential of one y: min{w'y + K + theta_0, theta_max}, summed or minimized."""
     each = [
         min(
             sum(weights[i, j] * y[i] for i in range(len(y))) + offsets[j] + theta_0[j],

@@ -17,7 +17,7 @@ def ray_factor(states, scores, empty_score):
 
 
 def messages(incoming, scores, empty_score, max_product):
-    """Messages (N, 2) from a factor to its voxels by enumeration, not normalised."""
+    """Messages (N, 2) from a factor to its voxels by enumeration, not normalized."""
     n = len(scores)
     outgoing = np.zeros((n, 2))
     for states in itertools.product((0, 1), repeat=n):
@@ -31,7 +31,7 @@ def messages(incoming, scores, empty_score, max_product):
     return outgoing
 
 
-def normalised(pairs, max_product):
+def normalized(pairs, max_product):
     """Pairs that sum to 1 or have a maximum of 1; zeros stay."""
     total = pairs.max(1, keepdims=True) if max_product else pairs.sum(1, keepdims=True)
     return np.divide(pairs, total, out=np.zeros_like(pairs), where=total > 0)
@@ -47,7 +47,7 @@ def lists_of(model):
 
 
 def all_states(model):
-    """All states (2^n, n) and their unnormalised probabilities."""
+    """All states (2^n, n) and their unnormalized probabilities."""
     states = np.array(list(itertools.product((0, 1), repeat=model.n_voxels)))
     weights = np.prod(np.where(states == 1, model.prior, 1 - model.prior), 1)
     for voxels, scores, empty in lists_of(model):

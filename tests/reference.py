@@ -21,8 +21,8 @@ def kernel_matrix(features, shape="gaussian"):
     raise AssertionError(shape)
 
 
-def normalised(kernel, normalization):
-    """K with one of the four normalisations, from its plain form."""
+def normalized(kernel, normalization):
+    """K with one of the four normalizations, from its plain form."""
     rows = kernel.sum(1)
     if normalization == "none":
         return kernel
@@ -84,9 +84,9 @@ def lattice_matrix(features):
         blur = 0.5 * np.eye(m)
         for key, v in vertices.items():
             for sign in (1, -1):
-                neighbour = np.asarray(key) + sign
-                neighbour[axis] -= sign * corners
-                other = vertices.get(tuple(neighbour))
+                neighbor = np.asarray(key) + sign
+                neighbor[axis] -= sign * corners
+                other = vertices.get(tuple(neighbor))
                 if other is not None:
                     blur[v, other] += 0.25
         blurs.append(blur)
@@ -98,7 +98,7 @@ def lattice_matrix(features):
 
 
 def softmax(x):
-    """Rows of exp(x), normalised."""
+    """Rows of exp(x), normalized."""
     e = np.exp(x - x.max(1, keepdims=True))
     return e / e.sum(1, keepdims=True)
 
@@ -148,7 +148,7 @@ def free_energy(q, unary, pairs, self_pairs):
 
 
 def solve_kkt(e, m):
-    """The minimiser of q'log q + q'e - q'Mq/2 on the simplex, M negative semidefinite on it.
+    """The minimizer of q'log q + q'e - q'Mq/2 on the simplex, M negative semidefinite on it.
 
     Exponentiated gradient with a step that makes each iteration a descent step; slow and plain.
     """

@@ -23,7 +23,7 @@ pytest.importorskip("uvicorn", reason="the playground needs uvicorn")
 
 import crfield
 from crfield import InputError
-from crfield._colours import uncertainty_ramp
+from crfield._colors import uncertainty_ramp
 from crfield.app import Limits, RunningApp, serve
 from crfield.app.settings import Settings
 from crfield.datasets import load_sample
@@ -559,7 +559,7 @@ def test_old_models_make_room(tmp_path):
         refined(app, key, scribbles, model=keys[2])
 
 
-def test_the_pages_colours_of_entropy_are_those_of_the_library():
+def test_the_pages_colors_of_entropy_are_those_of_the_library():
     text = (resources.files("crfield.app") / "static" / "compose.js").read_text("utf-8")
     listed = re.search(r"const RAMP = (\[.*?\]);", text, re.S)
     ramp = np.array(ast.literal_eval(listed[1]))

@@ -177,17 +177,17 @@ def turned_exif(picture: Image.Image) -> Image.Image:
 
 
 def test_pillow_pictures_of_every_mode() -> None:
-    colour = Image.fromarray(IMAGE)
-    grey = np.ascontiguousarray(IMAGE[..., 0])
-    words = grey.astype(np.uint16) * 257
-    half = Image.fromarray(grey).convert("LA")
-    half.putalpha(Image.fromarray(np.full_like(grey, 128)))
-    palette = colour.quantize(7)
+    color = Image.fromarray(IMAGE)
+    gray = np.ascontiguousarray(IMAGE[..., 0])
+    words = gray.astype(np.uint16) * 257
+    half = Image.fromarray(gray).convert("LA")
+    half.putalpha(Image.fromarray(np.full_like(gray, 128)))
+    palette = color.quantize(7)
     over_white = np.asarray(
-        Image.alpha_composite(Image.new("RGBA", colour.size, "white"), half.convert("RGBA"))
+        Image.alpha_composite(Image.new("RGBA", color.size, "white"), half.convert("RGBA"))
     )[..., :3]
     for picture, plain in [
-        (colour, IMAGE), (turned_exif(colour), IMAGE), (Image.fromarray(grey), grey),
+        (color, IMAGE), (turned_exif(color), IMAGE), (Image.fromarray(gray), gray),
         (Image.fromarray(words), words), (half, over_white),
         (palette, np.asarray(palette.convert("RGB"))),
     ]:
@@ -204,8 +204,8 @@ def test_label_pictures_give_indices_upright() -> None:
     for picture in (labels, indexed, turned_exif(labels), turned_exif(indexed)):
         found = crfield.refine(IMAGE, picture, bilateral=(4, 20)).marginals
         assert np.array_equal(found, expected)
-    colours = refusal(crfield.refine, IMAGE, Image.fromarray(IMAGE))
-    assert "colour picture" in colours
+    colors = refusal(crfield.refine, IMAGE, Image.fromarray(IMAGE))
+    assert "color picture" in colors
 
 
 class TestNibabel:

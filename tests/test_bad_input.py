@@ -105,7 +105,7 @@ def test_endless_width_joins_all_pixels(sigma, method, dtype):
     np.testing.assert_allclose(result.marginals, iterate(mean, unary, 1.5, 4), rtol=0, atol=1e-5)
 
 
-def test_endless_width_without_normalisation_counts_all_pixels():
+def test_endless_width_without_normalization_counts_all_pixels():
     kernel = Spatial(1e10, normalization="none")
     result = model(kernel, Potts(0.05)).infer(None, UNARY, filter="exact", max_iter=4, tol=0)
     expected = iterate(np.ones((42, 42)), UNARY, 0.05, 4)
@@ -113,7 +113,7 @@ def test_endless_width_without_normalisation_counts_all_pixels():
 
 
 @pytest.mark.parametrize("method", FILTERS)
-def test_vanishing_colour_width_joins_equal_colours_only(method):
+def test_vanishing_color_width_joins_equal_colors_only(method):
     shade = np.where(LABELS > 0, 200, 30).astype(np.uint8)
     result = model(Bilateral(1e10, 1e-10)).infer(shade, UNARY, filter=method, max_iter=4, tol=0)
     same = (shade.reshape(-1, 1) == shade.reshape(1, -1)).astype(float)

@@ -55,9 +55,9 @@ def sampled(true, n=6, seed=3, size=(14, 16), inference=EXACT):
     made = []
     for _ in range(n):
         patch = np.ones((5, 6, 1))
-        colours = np.kron(rng.uniform(0, 255, (3, 3, 3)), patch)[: size[0], : size[1]]
+        colors = np.kron(rng.uniform(0, 255, (3, 3, 3)), patch)[: size[0], : size[1]]
         costs = np.kron(rng.normal(size=(3, 3, true.n_labels)), patch)[: size[0], : size[1]]
-        image = colours + rng.normal(0, 6, (*size, 3))
+        image = colors + rng.normal(0, 6, (*size, 3))
         unary = costs + rng.normal(size=costs.shape)
         q = true.infer(
             image, unary, algorithm=inference.algorithm, filter=inference.filter,
@@ -85,7 +85,7 @@ def score(model, examples, metric=mean_iou, inference=EXACT):
 def grid_kernel(size, sigma):
     """Independent K of Spatial(sigma) on a grid."""
     points = np.stack(np.meshgrid(*map(np.arange, size), indexing="ij"), -1).reshape(-1, len(size))
-    return reference.normalised(reference.kernel_matrix(points / sigma), "symmetric")
+    return reference.normalized(reference.kernel_matrix(points / sigma), "symmetric")
 
 
 def exact_gradient(unary, truth, kernels, mus, term):
@@ -140,7 +140,7 @@ def test_likelihood_gradient_is_exact_where_mean_field_is(algorithm):
 
 
 def test_likelihood_gradient_of_every_family_and_of_the_weight():
-    """dl / d vector at mu near 0 against enumeration, through each family's parametrisation."""
+    """dl / d vector at mu near 0 against enumeration, through each family's parametrization."""
     rng = np.random.default_rng(2)
     size, tiny = (1, 4), 1e-7
     unary, truth = rng.normal(size=(*size, 2)), np.array([[0, 1, 1, 0]])
@@ -316,7 +316,7 @@ def test_perturbed_multiplies_what_is_positive():
 
 
 def differences(example, n_labels=3):
-    """All differences (position, colour) between pixels with one label, by brute force."""
+    """All differences (position, color) between pixels with one label, by brute force."""
     size = example.truth.shape
     points = np.stack(np.meshgrid(*map(np.arange, size), indexing="ij"), -1)
     f = np.concatenate([points, example.image], -1)
@@ -328,8 +328,8 @@ def differences(example, n_labels=3):
     return np.concatenate(found)
 
 
-def labelled_patches(n=2, size=(9, 11), seed=5):
-    """Images whose colours follow their labels, and some void pixels of a wild colour."""
+def labeled_patches(n=2, size=(9, 11), seed=5):
+    """Images whose colors follow their labels, and some void pixels of a wild color."""
     rng = np.random.default_rng(seed)
     mean = np.array([[60.0, 60, 60], [160, 90, 120], [90, 180, 200]])
     root = np.array([[12.0, 0, 0], [4, 8, 0], [0, 3, 5]])
@@ -348,7 +348,7 @@ def labelled_patches(n=2, size=(9, 11), seed=5):
     Bilateral(covariance=np.diag([4.0, 9, 100, 100, 400]) + 1.0), Spatial([1.0, 2.0]),
 ])
 def test_generative_widths_are_the_moments_of_differences_within_a_label(start):
-    examples = labelled_patches()
+    examples = labeled_patches()
     model = DenseCRF(3, [Pairwise(Spatial(1), Potts(0.1)), Pairwise(start, Potts(1.0), 2.0)])
     result = generative_kernel(
         model, examples, term=1, pairs=60_000, weights=[0.5], inference=EXACT
@@ -376,7 +376,7 @@ def test_generative_widths_are_the_moments_of_differences_within_a_label(start):
 
 
 def test_generative_widths_do_not_depend_on_the_start_and_the_weight_is_searched():
-    examples = labelled_patches()
+    examples = labeled_patches()
     results = [
         generative_kernel(
             DenseCRF(3, [Pairwise(Bilateral(*widths), Potts(1.0))]), examples, pairs=500,
@@ -444,7 +444,7 @@ def test_piecewise_recalibrates_alone_then_leaves_the_unary(tmp_path):
 def test_wrong_requests_are_refused():
     potts = Pairwise(Bilateral(3, 80), Potts(0.5))
     model = DenseCRF(3, [potts])
-    examples = labelled_patches(1)
+    examples = labeled_patches(1)
     (good,) = examples
     for call in (approximate_likelihood, generative_kernel, piecewise, local_search):
         assert "pairwise terms" in refusal(call, DenseCRF(3), examples)
@@ -458,8 +458,8 @@ def test_wrong_requests_are_refused():
         broken = Image(good.image, np.full_like(good.unary, np.nan), good.truth)
         assert "unary must be finite" in refusal(call, model, [broken])
     void = Image(good.image, good.unary, np.full_like(good.truth, 255))
-    assert "labelled pixels" in refusal(grid_search, [model], [void])
-    assert "labelled pixels" in refusal(approximate_likelihood, model, [void])
+    assert "labeled pixels" in refusal(grid_search, [model], [void])
+    assert "labeled pixels" in refusal(approximate_likelihood, model, [void])
     assert "two pixels with one label" in refusal(generative_kernel, model, [void])
     assert "at least one image" in refusal(grid_search, [model], [])
     assert "at least one candidate" in refusal(grid_search, [], examples)
@@ -476,6 +476,6 @@ def test_wrong_requests_are_refused():
         Pairwise(Spatial(2, shape="tent"), Potts(1)), Pairwise(Spatial(2), Diagonal([1, 1, 1]))
     ):
         assert "use another term" in refusal(generative_kernel, DenseCRF(3, [term]), examples)
-    grey = Image(np.repeat(good.image[..., :1], 3, -1), good.unary, good.truth)
+    gray = Image(np.repeat(good.image[..., :1], 3, -1), good.unary, good.truth)
     whole = DenseCRF(3, [Pairwise(Bilateral(3, np.eye(3)), Potts(1))])
-    assert "sigma_color cannot be estimated" in refusal(generative_kernel, whole, [grey])
+    assert "sigma_color cannot be estimated" in refusal(generative_kernel, whole, [gray])

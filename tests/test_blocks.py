@@ -32,8 +32,8 @@ def problem(filter: str = "auto") -> tuple[Any, Any, Any]:
     y, x = np.mgrid[:48, :90]
     truth = ((y - 24) ** 2 / 300 + (x - 45) ** 2 / 900 < 1) + 2 * ((x > 60) & (y < 14))
     truth = np.minimum(truth, 2)
-    colours = np.array([[40, 80, 160], [200, 60, 40], [60, 170, 60]])
-    image = np.clip(colours[truth] + rng.normal(0, 12, (48, 90, 3)), 0, 255).astype(np.uint8)
+    colors = np.array([[40, 80, 160], [200, 60, 40], [60, 170, 60]])
+    image = np.clip(colors[truth] + rng.normal(0, 12, (48, 90, 3)), 0, 255).astype(np.uint8)
     wrong = rng.random(truth.shape) < 0.15
     labels = np.where(wrong, rng.integers(0, 3, truth.shape), truth).astype(np.uint8)
     soft = np.full((*truth.shape, 3), 0.15)
@@ -174,7 +174,7 @@ def test_blocks_that_do_not_overlap_are_not_compared() -> None:
     assert "% of labels differ at seams" in repr(again)
 
 
-def test_colours_have_one_scale_and_labels_one_set_of_ids() -> None:
+def test_colors_have_one_scale_and_labels_one_set_of_ids() -> None:
     image, labels, _ = problem()
     floats = (image / 255.0).astype(np.float32)
     floats[:, 60:] *= 255  # the left blocks alone would take this for an image within [0, 1]
@@ -370,7 +370,7 @@ def test_wrong_arguments_get_one_sentence(tmp_path: Path) -> None:
     assert "callable" in refused(progress=3)
     assert "one size" in refused(image[:-1], labels)
     assert "channels_first" in refused(image, np.moveaxis(soft, -1, 0))
-    assert "colour picture" in refused(image, image)
+    assert "color picture" in refused(image, image)
     assert "mask" in refused(mask=np.zeros(labels.shape))
     assert "labels" in refused(model=DenseCRF(3), n_labels=4)
     assert "concave" in refused(bound=True, algorithm="cccp")

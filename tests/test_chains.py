@@ -61,7 +61,7 @@ def test_marginals_and_partition_functions_equal_enumeration(per_edge, scale, te
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
-def test_whole_numbers_are_minimised_exactly_with_ties_to_the_lower_label(seed, per_edge):
+def test_whole_numbers_are_minimized_exactly_with_ties_to_the_lower_label(seed, per_edge):
     costs, tables = random_batch(np.random.default_rng(seed), per_edge=per_edge, whole=True)
     found = best_chains(costs, joined(tables, per_edge))
     for labels, energy, cost, table in zip(
@@ -72,7 +72,7 @@ def test_whole_numbers_are_minimised_exactly_with_ties_to_the_lower_label(seed, 
 
 
 @pytest.mark.parametrize("per_edge", [False, True])
-def test_the_k_best_labellings_are_those_of_a_sorted_enumeration(per_edge):
+def test_the_k_best_labelings_are_those_of_a_sorted_enumeration(per_edge):
     rng = np.random.default_rng(3)
     for _ in range(15):
         costs, tables = random_batch(rng, per_edge=per_edge, longest=5)
@@ -87,7 +87,7 @@ def test_the_k_best_labellings_are_those_of_a_sorted_enumeration(per_edge):
             np.testing.assert_array_equal(found.labels[c][0], best.split(best.labels)[c])
 
 
-def test_equal_labellings_come_in_the_order_of_their_last_labels():
+def test_equal_labelings_come_in_the_order_of_their_last_labels():
     found = k_best_chains(np.zeros((3, 2)), np.zeros((2, 2)), 20)
     every = sorted(itertools.product(range(2), repeat=3), key=lambda states: states[::-1])
     assert len(found.labels) == 1
@@ -245,7 +245,7 @@ def test_forbidden_transitions_leave_finite_results():
 
 
 def enumerate_circle(costs):
-    """log Z over the four labellings that go round."""
+    """log Z over the four labelings that go round."""
     steps = np.arange(len(costs))
     energies = [costs[steps, (steps + k) % 4].sum(dtype=np.float64) for k in range(4)]
     return -min(energies) + np.log(np.exp(min(energies) - np.array(energies)).sum())

@@ -101,7 +101,7 @@ def test_what_memory_cannot_hold_is_refused_before_work(monkeypatch):
     assert "states" in refusal(infer_chains, costs, table)
 
 
-def test_k_is_not_asked_room_for_beyond_the_labellings_there_are(monkeypatch):
+def test_k_is_not_asked_room_for_beyond_the_labelings_there_are(monkeypatch):
     monkeypatch.setattr("crfield._validate.available_memory", lambda: 2.0**21)
     found = k_best_chains(np.arange(6.0).reshape(3, 2), np.zeros((2, 2)), 10**9, threads=64)
     assert found.labels[0].shape == (8, 3)

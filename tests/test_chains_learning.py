@@ -108,7 +108,7 @@ def test_at_the_optimum_the_model_expects_what_is_observed():
 
 
 @pytest.mark.parametrize(("optimizer", "slack"), [("cg", 1e-3), ("adam", 2e-2), ("sgd", 2e-2)])
-def test_every_optimiser_comes_to_the_same_model(optimizer, slack):
+def test_every_optimizer_comes_to_the_same_model(optimizer, slack):
     X, y = made_up_chains(np.random.default_rng(5), n_chains=60)
     best = ChainCRF(C=0.5).fit(X, y)
     other = ChainCRF(C=0.5, optimizer=optimizer, max_iter=100, step_size=0.02).fit(X, y)
@@ -118,7 +118,7 @@ def test_every_optimiser_comes_to_the_same_model(optimizer, slack):
     np.testing.assert_array_equal(again.coef_, other.coef_)
 
 
-def test_neighbours_help_where_features_say_little():
+def test_neighbors_help_where_features_say_little():
     rng = np.random.default_rng(6)
     X, y = [], []
     for length in rng.integers(1, 15, size=300):

@@ -202,16 +202,16 @@ class TestVolumes:
         nibabel = pytest.importorskip("nibabel")
         scene = datasets.synthetic_scenes(1, size=(8, 14, 12), n_labels=2, seed=1)[0]
         affine = np.diag([1.0, 1.5, 3.0, 1.0])
-        grey = scene.image.mean(axis=-1).astype(np.float32)
+        gray = scene.image.mean(axis=-1).astype(np.float32)
         coarse = datasets.coarsen(scene.mask, n_labels=2, block=2, seed=0)
-        nibabel.save(nibabel.Nifti1Image(grey.T, affine), "scan.nii.gz")
+        nibabel.save(nibabel.Nifti1Image(gray.T, affine), "scan.nii.gz")
         nibabel.save(nibabel.Nifti1Image(coarse.T.astype(np.uint8), affine), "seg.nii.gz")
         given = ["refine", "scan.nii.gz", "--labels", "seg.nii.gz", "--overlay", "--marginals"]
         assert main([*given, "--bilateral", "3", "10", "--bilateral-weight", "1"]) == 0
         written = nibabel.load("scan_refined.nii.gz")
         np.testing.assert_array_equal(written.affine, affine)
         expected = crfield.refine(
-            grey, coarse, spacing=(3.0, 1.5, 1.0), bilateral=(3, 10), bilateral_weight=1
+            gray, coarse, spacing=(3.0, 1.5, 1.0), bilateral=(3, 10), bilateral_weight=1
         )
         np.testing.assert_array_equal(np.asarray(written.dataobj).T, expected.labels)
         np.testing.assert_array_equal(np.load("scan_refined_marginals.npy"), expected.marginals)
@@ -320,7 +320,7 @@ class TestRefusals:
         assert "32 x 40" in message
         assert "(16, 40, 3); bring both to one size" in message
 
-    def test_axes_in_another_order_are_recognised(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_axes_in_another_order_are_recognized(self, capsys: pytest.CaptureFixture[str]) -> None:
         probabilities = SCENE.probabilities
         for name, values, remedy in (
             ("first", np.moveaxis(probabilities, -1, 0), "add --layout channels_first"),

@@ -37,7 +37,7 @@ SPRINKLER = """BAYES
 """
 # a, b and c in a chain; log Z = log(4 * 6 + 6 * 15).
 CHAIN = "MARKOV\n3\n2 2 3\n2\n2 0 1\n2 1 2\n\n4\n1 2 3 4\n\n6\n1 2 3 4 5 6\n"
-# Neighbours on a ring of four must differ.
+# Neighbors on a ring of four must differ.
 RING = "MARKOV 4 2 2 2 2 4 2 0 1 2 1 2 2 2 3 2 0 3" + " 4 0 1 1 0" * 4
 TRIANGLE = "MARKOV 3 2 2 2 3 2 0 1 2 1 2 2 0 2" + " 4 0 1 1 0" * 3
 
@@ -193,12 +193,12 @@ def test_states_of_max_product_that_exclude_each_other_are_mended(capsys):
 def test_variables_are_fixed_where_single_changes_do_not_help(capsys):
     rounds = []
     for seed in (1, 5, 17, 19, 23, 46):
-        # Three colours, chosen first, so that there is an answer.
+        # Three colors, chosen first, so that there is an answer.
         rng = np.random.default_rng(seed)
-        colours = rng.integers(0, 3, 12)
+        colors = rng.integers(0, 3, 12)
         pairs = [
             (a, b) for a, b in itertools.combinations(range(12), 2)
-            if colours[a] != colours[b] and rng.random() < 0.45
+            if colors[a] != colors[b] and rng.random() < 0.45
         ]
         scopes = " ".join(f"2 {a} {b}" for a, b in pairs)
         tables = " 9 0 1 1 1 0 1 1 1 0" * len(pairs)

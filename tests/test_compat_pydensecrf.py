@@ -52,7 +52,7 @@ def filled_field(package, image, unary, compats, normalization, two_d):
     """A field with a spatial and a bilateral term, made by one of the two ways."""
     h, w = image.shape[:2]
     rule = package.densecrf.NormalizationType(normalization)
-    # Without normalisation every pixel has as many neighbours as the kernel is wide.
+    # Without normalization every pixel has as many neighbors as the kernel is wide.
     first, second = (c * (0.02 if normalization == 0 else 1.0) for c in compats)
     if two_d:
         field = package.densecrf.DenseCRF2D(w, h, unary.shape[0])
@@ -87,7 +87,7 @@ def test_marginals_are_the_originals(
     original, w, h, n_labels, two_d, kinds, normalization, n_iter, seed
 ):
     rng = np.random.default_rng(seed)
-    image = np.sort(rng.integers(0, 256, (h, w, 3)), 1).astype(np.uint8)  # gradients, so neighbours
+    image = np.sort(rng.integers(0, 256, (h, w, 3)), 1).astype(np.uint8)  # gradients, so neighbors
     unary = rng.normal(0, 2, (n_labels, w * h)).astype(np.float32)
     compats = [random_compatibility(rng, kind, n_labels) for kind in kinds]
     ours, theirs = (
@@ -228,7 +228,7 @@ COMPATIBILITIES = {
 
 @pytest.mark.parametrize("kind", COMPATIBILITIES)
 def test_pixels_in_far_groups(kind):
-    """Equal pixels share a kernel value, far ones none: normalised it is 1 / group, lattice or not.
+    """Equal pixels share a kernel value, far ones none: normalized it is 1 / group, lattice or not.
     """
     compat, mu = COMPATIBILITIES[kind]
     group = np.repeat([0, 1, 2], [4, 6, 5])
@@ -246,7 +246,7 @@ def test_pixels_in_far_groups(kind):
             assert field.klDivergence(q) == pytest.approx(value, rel=1e-4)
 
 
-def test_scale_without_normalisation():
+def test_scale_without_normalization():
     """One pixel on a 1-D lattice at 0 has two vertices, where (1/2, 1, 1/2) twice leaves 5/4."""
     field = densecrf.DenseCRF(1, 2)
     field.setUnaryEnergy([[1], [0]])
@@ -262,15 +262,15 @@ def test_against_the_dense_lattice(normalization):
     """x comes before y, and the terms add up."""
     y, x = np.indices((H, W)).reshape(2, -1)
     features = np.stack([x / 2.0, y / 3.0], 1).astype(np.float32)
-    colours = IMAGE.reshape(-1, 3) / 40.0
+    colors = IMAGE.reshape(-1, 3) / 40.0
     kernels = []
-    for points in (features, np.concatenate([features, colours], 1, dtype=np.float32)):
+    for points in (features, np.concatenate([features, colors], 1, dtype=np.float32)):
         n, dim = points.shape
         filled_up = np.concatenate([points, np.zeros((1, dim), np.float32)])  # 35 is not 9 times 4
         lattice = LatticeFilter(filled_up, normalization="none", one_order=True)
         kernel = lattice.to_dense()[:n, :n] / float(lattice.pre[0]) ** 2
         kernel *= 2 ** (dim + 1) / (1 + 2.0**-dim)
-        kernels.append(reference.normalised(kernel, NORMALIZATIONS[normalization]))
+        kernels.append(reference.normalized(kernel, NORMALIZATIONS[normalization]))
     weight = 0.2 if normalization == 0 else 2.0
     field = small_field()
     field.addPairwiseGaussian((2, 3), weight, normalization=normalization)
@@ -451,7 +451,7 @@ REFUSED = {
     "width tiny": (call("addPairwiseGaussian", 1e-20, 3), "larger widths"),
     "widths three": (call("addPairwiseGaussian", (3, 3, 3), 3), "one number or 2 of them"),
     "widths one": (call("addPairwiseGaussian", (3,), 3), "one number or 2 of them"),
-    "colour width": (call("addPairwiseBilateral", 3, (3, 0, 3), IMAGE, 3), "srgb must be positive"),
+    "color width": (call("addPairwiseBilateral", 3, (3, 0, 3), IMAGE, 3), "srgb must be positive"),
     "compat short": (call("addPairwiseGaussian", 3, np.ones(2)), r"got shape \(2,\)"),
     "compat wide": (call("addPairwiseGaussian", 3, np.ones((2, 3))), r"got shape \(2, 3\)"),
     "compat large": (call("addPairwiseGaussian", 3, np.ones((4, 4))), "a matrix 3 by 3"),
@@ -467,7 +467,7 @@ REFUSED = {
         call("addPairwiseEnergy", with_entry(FEATURES, np.nan), 3), "features must be finite"
     ),
     "features huge": (call("addPairwiseEnergy", FEATURES * 1e20, 3), "features must not exceed"),
-    "normalisation": (
+    "normalization": (
         call("addPairwiseGaussian", 3, 3, normalization=7), r"NORMALIZE_SYMMETRIC \(3\), got 7"
     ),
     "kernel": (call("addPairwiseGaussian", 3, 3, kernel="x"), "kernel must be one of CONST"),

@@ -1,4 +1,4 @@
-"""A recalibration that sees more than the costs: presence of labels, position and colour."""
+"""A recalibration that sees more than the costs: presence of labels, position and color."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_points_without_a_grid_have_positions():
 
 
 @pytest.mark.parametrize(("make", "words"), [
-    (lambda: DenseCRF(L, context=["colour"]), "context must name some of presence"),
+    (lambda: DenseCRF(L, context=["color"]), "context must name some of presence"),
     (lambda: DenseCRF(L, context=3), "context must name some of presence"),
     (lambda: DenseCRF(L, context=["color"]), "use model.with_context"),
     (lambda: DenseCRF(L, recalibration=np.eye(L, L + 2)), "3 rows and 4 columns"),

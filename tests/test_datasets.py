@@ -118,7 +118,7 @@ def test_without_noise_the_true_label_has_the_asked_confidence(mask, confidence)
     np.testing.assert_allclose(true_label, confidence, rtol=1e-5)
 
 
-def test_scores_are_linear_between_block_centres():
+def test_scores_are_linear_between_block_centers():
     mask = np.repeat([0, 1], 4)
     probabilities = noisy_probabilities(mask, 2, block=4, jitter=0, noise=0, confidence=0.8)
     log_odds = np.log(probabilities[:, 0] / probabilities[:, 1]) / np.log(4)
@@ -196,7 +196,7 @@ def test_scenes_depend_on_the_seed_and_their_number_only(seed):
     assert (first.image != second.image).any()
 
 
-def test_colours_tell_labels_apart_and_noise_is_as_asked():
+def test_colors_tell_labels_apart_and_noise_is_as_asked():
     clean, noisy = (synthetic_scenes(1, noise=noise, seed=5)[0] for noise in (0.0, 12.0))
     np.testing.assert_array_equal(clean.mask, noisy.mask)
     difference = noisy.image.astype(float) - clean.image

@@ -80,13 +80,13 @@ def test_the_caption_tells_how_inference_went() -> None:
     assert "Stopped at max_iter" in html
 
 
-def test_without_an_image_labels_are_shown_in_the_colours_of_their_ids() -> None:
+def test_without_an_image_labels_are_shown_in_the_colors_of_their_ids() -> None:
     result = result_of(None, LABELS * 5)
     assert result.image is None
     sheet = np.asarray(result.preview())
-    colours = {tuple(c) for c in sheet.reshape(-1, 3).tolist()}
+    colors = {tuple(c) for c in sheet.reshape(-1, 3).tolist()}
     palette = pictures.label_palette(256)
-    assert all(tuple(palette[i].tolist()) in colours for i in np.unique(result.labels))
+    assert all(tuple(palette[i].tolist()) in colors for i in np.unique(result.labels))
 
 
 def test_volumes_show_their_middle_slice() -> None:

@@ -38,11 +38,11 @@ def test_snakes_are_read(tmp_path):
     folder = tmp_path / "snakes"
     folder.mkdir()
     rng = np.random.default_rng(0)
-    colours = rng.integers(0, 2, (22, 3)).astype(np.uint8) * 255
+    colors = rng.integers(0, 2, (22, 3)).astype(np.uint8) * 255
     np.savez(
         folder / "snakes.npz", shape_train=np.array([[3, 4], [2, 5]], np.uint8),
-        X_train=colours, Y_train=np.arange(22, dtype=np.uint8) % 3,
-        shape_test=np.array([[3, 4]], np.uint8), X_test=colours[:12],
+        X_train=colors, Y_train=np.arange(22, dtype=np.uint8) % 3,
+        shape_test=np.array([[3, 4]], np.uint8), X_test=colors[:12],
         Y_test=np.zeros(12, np.uint8),
     )
     data = segment_grids.load_snakes(tmp_path)
@@ -60,7 +60,7 @@ def test_folder_without_snakes_is_refused(tmp_path, monkeypatch, capsys):
     assert "--data must hold snakes/snakes.npz" in capsys.readouterr().err
 
 
-def test_edges_see_the_colours_at_their_ends():
+def test_edges_see_the_colors_at_their_ends():
     grid = np.arange(6.0).reshape(2, 3, 1)
     nodes, edges, features = segment_grids.as_graph(grid)
     assert nodes.shape == (6, 9)
@@ -69,6 +69,6 @@ def test_edges_see_the_colours_at_their_ends():
     assert features[-1].tolist() == [0, 0, 0, 1, 2, 5]  # downwards
 
 
-def test_neighbours_outside_are_zero():
-    found = segment_grids.with_neighbours(np.ones((2, 2, 1)))
+def test_neighbors_outside_are_zero():
+    found = segment_grids.with_neighbors(np.ones((2, 2, 1)))
     assert found[0, 0].tolist() == [0, 0, 0, 0, 1, 1, 0, 1, 1]

@@ -432,10 +432,10 @@ def test_equal_labels_on_loops_do_not_contradict_each_other(schedule: str) -> No
         result = infer_graph(graph, temperature=0.0, schedule=schedule)
         assert result.energy == pytest.approx(energies(reference).min())
     differ = np.where(np.eye(3) > 0, np.inf, 0.0)
-    colours = FactorGraph(
+    colors = FactorGraph(
         np.zeros((3, 3)), [TableFactors([[0, 1], [1, 2], [0, 2]], differ)]
     )
-    assert infer_graph(colours, temperature=0.0, schedule=schedule).energy == 0.0
+    assert infer_graph(colors, temperature=0.0, schedule=schedule).energy == 0.0
 
 
 def test_equal_labels_on_grids_do_not_contradict_each_other() -> None:

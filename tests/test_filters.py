@@ -19,7 +19,7 @@ OPERATORS = [("lattice", "gaussian"), *(("exact", shape) for shape in SHAPES)]
 
 
 def plain_matrix(method, shape, features):
-    """The reference kernel matrix without normalisation."""
+    """The reference kernel matrix without normalization."""
     if method == "lattice":
         dim = features.shape[1]
         mass = (4 * np.pi / 3) ** (dim / 2) * np.sqrt(dim + 1)
@@ -63,7 +63,7 @@ def test_contract(method, shape, normalization, data):
         normalization = "none"  # its row sums may be negative, which is refused
     features = random_features(seed, n, dim).astype(dtype)
     operator = build(method, shape, features, normalization, dtype, threads=threads)
-    expected = reference.normalised(plain_matrix(method, shape, features), normalization)
+    expected = reference.normalized(plain_matrix(method, shape, features), normalization)
     x = rng.normal(size=(n, n_columns)).astype(dtype)
     y = rng.normal(size=(n, n_columns)).astype(dtype)
     scale = np.abs(expected).sum(1).max() * 4 + 1e-30
@@ -146,7 +146,7 @@ def test_skipping_far_tiles_stays_within_its_bound(shape):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 5])
-def test_unnormalised_lattice_keeps_the_mass_of_the_gaussian(dim):
+def test_unnormalized_lattice_keeps_the_mass_of_the_gaussian(dim):
     """Summed over a dense cloud of points, both kernels weigh the same."""
     rng = np.random.default_rng(1)
     features = rng.uniform(-3, 3, size=(20000, dim)).astype(np.float32)
@@ -170,12 +170,12 @@ def test_lattice_keys_never_collide(sigma, dim):
     elif sigma > 1.0:
         assert np.allclose(dense, 1.0 / 50, atol=1e-6)
     else:
-        assert np.allclose(dense.sum(1), reference.normalised(
+        assert np.allclose(dense.sum(1), reference.normalized(
             reference.lattice_matrix(features), "symmetric").sum(1))
 
 
 def test_two_dimensional_tent_is_indefinite():
-    """KK13 calls it positive definite; on the 4-neighbour grid it is not."""
+    """KK13 calls it positive definite; on the 4-neighbor grid it is not."""
     grid = np.indices((6, 6)).reshape(2, -1).T.astype(float)
     operator = make_filter(grid / 2, Spatial(2, shape="tent", normalization="none"))
     assert np.linalg.eigvalsh(operator.to_dense())[0] < -0.2
@@ -200,7 +200,7 @@ def test_choice_of_method():
         build("exact", "gaussian", np.zeros((3, 2)), tol=-1.0)
 
 
-def test_symmetric_normalisation_refuses_negative_row_sums():
+def test_symmetric_normalization_refuses_negative_row_sums():
     features = np.array([[0.0], [4.3], [4.4], [4.5], [4.6], [4.7]])
     with pytest.raises(InputError, match="positive row sums"):
         build("exact", "sinc", features, "symmetric")

@@ -77,7 +77,7 @@ def stored(root, name):
 
 class TestContents:
     def test_all_images_with_labels_sorted(self, root):
-        save_image(root / "images" / "unlabelled.png")
+        save_image(root / "images" / "unlabeled.png")
         dataset = FolderDataset(root)
         assert dataset.names == NAMES
         assert len(dataset) == 3
@@ -185,7 +185,7 @@ class TestUnaries:
         unary = FolderDataset(with_unaries)[0].unary
         np.testing.assert_allclose(unary[..., 1:], -np.log(1e-5), rtol=1e-4)
 
-    def test_rounded_probabilities_are_normalised(self, with_unaries):
+    def test_rounded_probabilities_are_normalized(self, with_unaries):
         rounded = np.rint(probabilities(SIZE) * 20).astype(np.uint8)
         np.save(with_unaries / "unaries" / "apple.npy", rounded)
         unaries = {"kind": "probabilities", "scale": 1 / 20}
@@ -238,7 +238,7 @@ class TestUnaries:
     def test_null_leaves_them_out(self, with_unaries):
         assert FolderDataset(with_unaries, description={"unaries": None})[0].unary is None
 
-    def test_coarse_probabilities_stay_normalised(self, with_unaries):
+    def test_coarse_probabilities_stay_normalized(self, with_unaries):
         coarse = probabilities((2, 3))
         np.save(with_unaries / "unaries" / "apple.npy", coarse)
         unary = FolderDataset(with_unaries)[0].unary
@@ -246,7 +246,7 @@ class TestUnaries:
         np.testing.assert_allclose(np.exp(-unary).sum(-1), 1, rtol=1e-5)
         np.testing.assert_allclose(np.exp(-unary[0, 0]), coarse[0, 0], rtol=1e-5)
 
-    def test_coarse_log_probabilities_are_normalised_after_interpolation(self, with_unaries):
+    def test_coarse_log_probabilities_are_normalized_after_interpolation(self, with_unaries):
         describe(with_unaries, unaries={"kind": "log_probabilities"})
         np.save(with_unaries / "unaries" / "apple.npy", np.log(probabilities((2, 3))))
         unary = FolderDataset(with_unaries)[0].unary
@@ -491,10 +491,10 @@ class TestRefusedFiles:
         describe(root, void=None)
         assert "got 255 at index (0, 0)" in refusal(FolderDataset(root).check)
 
-    def test_coloured_labels(self, root):
+    def test_colored_labels(self, root):
         path = root / "labels" / "apple.png"
         save_image(path)
-        self.expect(root, path, "not their colours")
+        self.expect(root, path, "not their colors")
 
     @pytest.mark.parametrize(
         ("values", "message"),

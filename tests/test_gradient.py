@@ -79,7 +79,7 @@ def test_every_group_agrees_with_central_differences(algorithm, family, loss_typ
 
 @pytest.mark.parametrize("normalization", ["none", "before", "after"])
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel"])
-def test_every_normalisation(algorithm, normalization):
+def test_every_normalization(algorithm, normalization):
     check(algorithm, "potts", ExpectedHamming(), "exact", normalization)
 
 

@@ -212,7 +212,7 @@ def test_edge_features_choose_between_tables() -> None:
     rng = np.random.default_rng(3)
     X, y = [], []
     for _ in range(40):
-        # Neighbours are equal over edges of one kind and different over the others.
+        # Neighbors are equal over edges of one kind and different over the others.
         kinds = rng.integers(0, 2, 6)
         labels = np.concatenate([[0], np.cumsum(kinds) % 2]) ^ rng.integers(0, 2)
         edges = np.stack([np.arange(6), np.arange(1, 7)], 1)

@@ -18,7 +18,7 @@ from crfield.graphcut import (
 from graphcut_reference import (
     binary_energy,
     grid_pairs,
-    labellings,
+    labelings,
     pair_values,
     scipy_energy,
     scipy_flow,
@@ -58,7 +58,7 @@ def cut_one(costs, forward, backward=None, **options):
     return found.labels[0], found.energies[0]
 
 
-def test_offsets_are_half_of_the_neighbourhood():
+def test_offsets_are_half_of_the_neighborhood():
     assert grid_offsets(2, 4) == ((0, 1), (1, 0))
     assert grid_offsets(2, 8) == ((0, 1), (1, 0), (1, 1), (1, -1))
     assert grid_offsets(3, 6) == ((0, 0, 1), (0, 1, 0), (1, 0, 0))
@@ -68,11 +68,11 @@ def test_offsets_are_half_of_the_neighbourhood():
     assert all(offset > (0, 0, 0) for offset in every)
 
 
-@pytest.mark.parametrize(("ndim", "neighbours"), KINDS)
+@pytest.mark.parametrize(("ndim", "neighbors"), KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_random_grids_have_the_energy_that_scipy_finds(ndim, neighbours, dtype):
-    rng = np.random.default_rng([ndim, neighbours, DTYPES.index(dtype)])
-    offsets = grid_offsets(ndim, neighbours)
+def test_random_grids_have_the_energy_that_scipy_finds(ndim, neighbors, dtype):
+    rng = np.random.default_rng([ndim, neighbors, DTYPES.index(dtype)])
+    offsets = grid_offsets(ndim, neighbors)
     for _ in range(200):
         grid = random_grid(rng, ndim)
         largest = int(rng.choice([1, 3, 20, 10**6]))
@@ -89,10 +89,10 @@ def test_random_grids_have_the_energy_that_scipy_finds(ndim, neighbours, dtype):
         assert energy == binary_energy(labels.ravel(), *values)
 
 
-@pytest.mark.parametrize("neighbours", [4, 8])
-def test_larger_images_have_the_energy_that_scipy_finds(neighbours):
-    rng = np.random.default_rng(neighbours)
-    offsets = grid_offsets(2, neighbours)
+@pytest.mark.parametrize("neighbors", [4, 8])
+def test_larger_images_have_the_energy_that_scipy_finds(neighbors):
+    rng = np.random.default_rng(neighbors)
+    offsets = grid_offsets(2, neighbors)
     grid = (40, 53)
     pairs = grid_pairs(grid, offsets)
     smooth = 60 * np.sin(np.arange(40) / 5)[:, None] * np.cos(np.arange(53) / 7)
@@ -109,22 +109,22 @@ def test_larger_images_have_the_energy_that_scipy_finds(neighbours):
         assert float_energy == energy
 
 
-@pytest.mark.parametrize(("ndim", "neighbours"), KINDS)
-def test_of_all_minimisers_the_one_with_the_fewest_ones(ndim, neighbours):
-    rng = np.random.default_rng(ndim + neighbours)
-    offsets = grid_offsets(ndim, neighbours)
+@pytest.mark.parametrize(("ndim", "neighbors"), KINDS)
+def test_of_all_minimizers_the_one_with_the_fewest_ones(ndim, neighbors):
+    rng = np.random.default_rng(ndim + neighbors)
+    offsets = grid_offsets(ndim, neighbors)
     for _ in range(60):
         grid = (2, 2, 3) if ndim == 3 else (3, 3)
         costs, forward, backward = random_problem(rng, grid, len(offsets), int(rng.choice([1, 2])))
         labels, energy = cut_one(costs, forward, backward)
         pairs = grid_pairs(grid, offsets)
-        every = labellings(costs.size, 2)
+        every = labelings(costs.size, 2)
         energies = binary_energy(
             every, costs.ravel(), pairs[:, 1:], pair_values(forward, pairs),
             pair_values(backward, pairs),
         )
         assert energy == energies.min()
-        smallest = every[energies == energies.min()].min(0)  # minimisers are a lattice
+        smallest = every[energies == energies.min()].min(0)  # minimizers are a lattice
         assert np.array_equal(labels.ravel(), smallest)
 
 
@@ -139,10 +139,10 @@ def test_capacities_of_any_size_side_by_side(dtype):
         return np.where(rng.random(shape) < 0.2, 0, np.minimum(sizes, largest)).astype(dtype)
 
     for _ in range(150):
-        ndim, neighbours = KINDS[rng.integers(4)]
+        ndim, neighbors = KINDS[rng.integers(4)]
         grid = [(1, 1), (1, 9), (9, 1), (3, 3), (2, 4), (2, 5)][rng.integers(6)]
         grid = grid if ndim == 2 else (*grid, 1)
-        offsets = grid_offsets(ndim, neighbours)
+        offsets = grid_offsets(ndim, neighbors)
         forward, backward = draw((2, len(offsets), *grid))
         costs = draw(grid) * rng.choice([-1, 1], grid).astype(dtype)
         labels, energy = cut_one(costs, forward, backward)
@@ -150,7 +150,7 @@ def test_capacities_of_any_size_side_by_side(dtype):
         values = (
             costs.ravel(), pairs[:, 1:], pair_values(forward, pairs), pair_values(backward, pairs)
         )
-        least = binary_energy(labellings(costs.size, 2), *values).min()
+        least = binary_energy(labelings(costs.size, 2), *values).min()
         mine = binary_energy(labels.ravel(), *values)
         if costs.dtype.kind == "i":
             assert mine == least
@@ -164,10 +164,10 @@ def test_capacities_of_any_size_side_by_side(dtype):
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_small_whole_numbers_by_enumeration(data):
-    ndim, neighbours = data.draw(st.sampled_from(KINDS))
+    ndim, neighbors = data.draw(st.sampled_from(KINDS))
     grid = data.draw(st.sampled_from([(1, 1), (1, 6), (6, 1), (2, 3), (3, 3)]))
     grid = grid if ndim == 2 else (1, *grid)
-    offsets = grid_offsets(ndim, neighbours)
+    offsets = grid_offsets(ndim, neighbors)
     costs = data.draw(arrays(np.int16, grid, elements=st.integers(-4, 4)))
     forward, backward = (
         data.draw(arrays(np.uint8, (len(offsets), *grid), elements=st.integers(0, 4)))
@@ -175,7 +175,7 @@ def test_small_whole_numbers_by_enumeration(data):
     )
     pairs = grid_pairs(grid, offsets)
     energies = binary_energy(
-        labellings(costs.size, 2), costs.ravel(), pairs[:, 1:], pair_values(forward, pairs),
+        labelings(costs.size, 2), costs.ravel(), pairs[:, 1:], pair_values(forward, pairs),
         pair_values(backward, pairs),
     )
     assert cut_one(costs, forward, backward)[1] == energies.min()
@@ -214,9 +214,9 @@ def test_a_single_cell_follows_its_cost(grid):
 
 def test_entries_off_the_grid_are_ignored():
     rng = np.random.default_rng(3)
-    for ndim, neighbours in KINDS:
+    for ndim, neighbors in KINDS:
         grid = (4, 5, 3)[:ndim]
-        offsets = grid_offsets(ndim, neighbours)
+        offsets = grid_offsets(ndim, neighbors)
         costs, forward, _ = random_problem(rng, grid, len(offsets), 9)
         expected = cut_one(costs.astype(float), forward.astype(float))
         pairs = grid_pairs(grid, offsets)
@@ -286,7 +286,7 @@ def test_two_columns_of_costs_instead_of_differences(dtype):
     assert np.array_equal(found.labels, labels)
     assert found.energy == energy + wide[..., 0].sum()
     backward = weights[::-1].copy()
-    both = minimize_binary_grid(unary, weights, backward=backward, neighbours=8)
+    both = minimize_binary_grid(unary, weights, backward=backward, neighbors=8)
     labels, energy = cut_one(wide[..., 1] - wide[..., 0], weights, backward)
     assert np.array_equal(both.labels, labels)
     assert both.energy == energy + wide[..., 0].sum()
@@ -335,7 +335,7 @@ def test_one_direction_is_the_default_and_whole_numbers_stay_whole():
     assert max_flow(2, [], [], source=0, sink=1).value == 0
 
 
-def test_graphs_with_tables_have_the_least_energy_of_all_labellings():
+def test_graphs_with_tables_have_the_least_energy_of_all_labelings():
     rng = np.random.default_rng(11)
     for _ in range(400):
         n = int(rng.integers(1, 9))
@@ -345,7 +345,7 @@ def test_graphs_with_tables_have_the_least_energy_of_all_labellings():
         excess = tables[:, 0, 0] + tables[:, 1, 1] - tables[:, 0, 1] - tables[:, 1, 0]
         tables[:, 0, 1] += np.maximum(excess, 0)
         found = minimize_binary(unary, ends, tables)
-        every = labellings(n, 2)
+        every = labelings(n, 2)
         y, z = every[:, ends[:, 0]], every[:, ends[:, 1]]
         energies = unary[np.arange(n), every].sum(1)
         energies = energies + tables[np.arange(len(ends)), y, z].sum(1)
@@ -356,9 +356,9 @@ def test_graphs_with_tables_have_the_least_energy_of_all_labellings():
 
 def test_weights_are_tables_and_grids_are_graphs():
     rng = np.random.default_rng(12)
-    for ndim, neighbours in KINDS:
+    for ndim, neighbors in KINDS:
         grid = (6, 5, 4)[:ndim]
-        offsets = grid_offsets(ndim, neighbours)
+        offsets = grid_offsets(ndim, neighbors)
         unary = rng.integers(-9, 9, size=(*grid, 2))
         weights = rng.integers(0, 9, size=(len(offsets), *grid))
         pairs = grid_pairs(grid, offsets)

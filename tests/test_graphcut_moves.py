@@ -13,7 +13,7 @@ from crfield.graphcut import (
     grid_offsets,
     minimize_binary,
 )
-from graphcut_reference import grid_pairs, label_energy, labellings, pair_values
+from graphcut_reference import grid_pairs, label_energy, labelings, pair_values
 
 MOVES = {"expansion": alpha_expansion, "swap": alpha_beta_swap}
 GRID_MOVES = {"expansion": alpha_expansion_grid, "swap": alpha_beta_swap_grid}
@@ -79,7 +79,7 @@ def test_rounding_does_not_make_energies_rise(move):
 
 def test_no_expansion_and_no_swap_is_left_that_helps():
     rng = np.random.default_rng(2)
-    every = labellings(6, 2).astype(bool)
+    every = labelings(6, 2).astype(bool)
     for _ in range(40):
         unary, ends, weights = random_model(rng, 6, 3, 14)
         mu = random_metric(rng, 3)
@@ -102,7 +102,7 @@ def test_expansions_end_within_their_bound_of_the_least_energy():
         n, n_labels = int(rng.integers(2, 7)), int(rng.integers(2, 4))
         unary, ends, weights = random_model(rng, n, n_labels, int(rng.integers(1, 14)))
         mu = random_metric(rng, n_labels)
-        least = label_energy(labellings(n, n_labels), unary, ends, weights, mu).min()
+        least = label_energy(labelings(n, n_labels), unary, ends, weights, mu).min()
         between = mu[~np.eye(n_labels, dtype=bool)]
         factor = 2 * between.max() / between.min()
         found = alpha_expansion(unary, ends, weights, mu)
@@ -123,12 +123,12 @@ def test_two_labels_need_one_cut(move):
         assert found.energy == pytest.approx(best.energy, abs=1e-9)
 
 
-@pytest.mark.parametrize(("ndim", "neighbours"), [(2, 4), (2, 8), (3, 6), (3, 26)])
+@pytest.mark.parametrize(("ndim", "neighbors"), [(2, 4), (2, 8), (3, 6), (3, 26)])
 @pytest.mark.parametrize("move", MOVES)
-def test_grids_are_graphs(move, ndim, neighbours):
+def test_grids_are_graphs(move, ndim, neighbors):
     rng = np.random.default_rng(5)
     grid = (5, 6, 4)[:ndim]
-    offsets = grid_offsets(ndim, neighbours)
+    offsets = grid_offsets(ndim, neighbors)
     pairs = grid_pairs(grid, offsets)
     for mu in (None, Symmetric.l1(4)):
         unary = rng.integers(0, 40, size=(*grid, 4)).astype(float)

@@ -33,7 +33,7 @@ from crfield.imagefiles import (
 )
 
 RNG = np.random.default_rng(0)
-PALETTE = bytes(range(0, 30))  # ten colours
+PALETTE = bytes(range(0, 30))  # ten colors
 
 
 def refusal(function: Any, *arguments: Any) -> str:
@@ -67,7 +67,7 @@ def announce_png(path: Path, width: int, height: int) -> None:
 
 class TestImages:
     @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3)])
-    def test_grey_and_colour_pixels_survive(self, tmp_path: Path, shape: tuple[int, ...]) -> None:
+    def test_gray_and_color_pixels_survive(self, tmp_path: Path, shape: tuple[int, ...]) -> None:
         pixels = RNG.integers(0, 256, shape, dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "a.png")
         read = read_image(tmp_path / "a.png")
@@ -77,7 +77,7 @@ class TestImages:
         assert not read.turned
 
     @pytest.mark.parametrize("name", ["a.png", "a.tif"])
-    def test_sixteen_bit_grey_is_not_reduced(self, tmp_path: Path, name: str) -> None:
+    def test_sixteen_bit_gray_is_not_reduced(self, tmp_path: Path, name: str) -> None:
         pixels = RNG.integers(0, 65536, (6, 4), dtype=np.uint16)
         Image.fromarray(pixels).save(tmp_path / name)
         read = read_image(tmp_path / name).array
@@ -100,7 +100,7 @@ class TestImages:
         picture.convert(mode).save(tmp_path / "a.png")
         np.testing.assert_array_equal(read_image(tmp_path / "a.png").array, [[[10] * 3, [255] * 3]])
 
-    def test_palette_image_is_read_as_its_colours(self, tmp_path: Path) -> None:
+    def test_palette_image_is_read_as_its_colors(self, tmp_path: Path) -> None:
         palette_png(tmp_path / "a.png", [[0, 2]])
         np.testing.assert_array_equal(
             read_image(tmp_path / "a.png").array, [[[0, 1, 2], [6, 7, 8]]]
@@ -220,7 +220,7 @@ class TestLabels:
             np.testing.assert_array_equal(np.asarray(written), [[True, False]])
 
     @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
-    def test_coloured_labels_are_refused(self, tmp_path: Path, mode: str) -> None:
+    def test_colored_labels_are_refused(self, tmp_path: Path, mode: str) -> None:
         Image.new(mode, (2, 2)).save(tmp_path / "a.png")
         message = refusal(read_labels, tmp_path / "a.png")
         assert "single-channel or palette" in message
@@ -314,7 +314,7 @@ class TestVolumes:
         np.testing.assert_array_equal(read_labels(tmp_path / "b.tif").array, volume)
         assert "4 x 6 x 5" in refusal(read_image, tmp_path / "a.tif", 100)
 
-    def test_coloured_tiff_pages(self, tmp_path: Path) -> None:
+    def test_colored_tiff_pages(self, tmp_path: Path) -> None:
         tifffile = pytest.importorskip("tifffile")
         volume = RNG.integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
         tifffile.imwrite(tmp_path / "a.tif", volume, photometric="rgb")
@@ -401,7 +401,7 @@ class TestWrites:
         assert "b.npy" in refusal(write_array, tmp_path / "b.npy", np.zeros(1))
 
     @pytest.mark.skipif(os.name == "nt", reason="links and modes of POSIX")
-    def test_link_is_followed_and_umask_honoured(self, tmp_path: Path) -> None:
+    def test_link_is_followed_and_umask_honored(self, tmp_path: Path) -> None:
         (tmp_path / "link.npy").symlink_to(tmp_path / "real.npy")
         write_array(tmp_path / "link.npy", np.arange(2))
         assert (tmp_path / "link.npy").is_symlink()

@@ -12,7 +12,7 @@ from crfield.filters import make_filter
 
 
 def kernel_of(kernel, grid, **data):
-    """The kernel matrix, without normalisation, of a kernel on an observation."""
+    """The kernel matrix, without normalization, of a kernel on an observation."""
     features = kernel.scaled_features(observe(grid, **data))
     plain = FeatureKernel("f", features.shape[1], shape=kernel.shape, normalization="none")
     return make_filter(features, plain, "exact").to_dense()
@@ -73,7 +73,7 @@ def test_one_covariance_of_positions_and_colors():
     assert np.allclose(result, gaussian(differences(points), covariance), atol=1e-10)
 
 
-def test_images_of_all_types_share_one_colour_scale():
+def test_images_of_all_types_share_one_color_scale():
     rng = np.random.default_rng(1)
     image = rng.integers(0, 256, (5, 6, 3)).astype(np.uint8)
     expected = kernel_of(Bilateral(5, 30), (5, 6), image=image)
@@ -89,7 +89,7 @@ def test_images_of_all_types_share_one_colour_scale():
 
 
 def test_lab_agrees_with_published_values():
-    """Reference values of sRGB primaries, white and a grey (CIE 1976, D65)."""
+    """Reference values of sRGB primaries, white and a gray (CIE 1976, D65)."""
     rgb = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [119, 119, 119]])
     expected = [[53.24, 80.09, 67.20], [87.73, -86.18, 83.18], [32.30, 79.19, -107.86],
                 [100.0, 0.0, 0.0], [50.03, 0.0, 0.0]]
@@ -123,7 +123,7 @@ def test_named_features_on_a_grid_or_flat():
 
 
 def test_the_grid_crf_is_a_tent():
-    """Spatial(2, "tent") couples 4-neighbours with weight 1/2 and nothing else (KK13 section 3)."""
+    """Spatial(2, "tent") couples 4-neighbors with weight 1/2 and nothing else (KK13 section 3)."""
     kernel = kernel_of(Spatial(2, shape="tent"), (5, 5))
     points = np.indices((5, 5)).reshape(2, -1).T
     distance = np.abs(differences(points)).sum(-1)
@@ -157,7 +157,7 @@ def test_volumes_agree_with_brute_force(method):
     points = np.indices((4, 5, 6)).reshape(3, -1).T * spacing / 3
     features = np.concatenate([points, volume.reshape(-1, 1) / 60], 1)
     plain = (reference.lattice_matrix if method == "lattice" else reference.kernel_matrix)(features)
-    kernel = reference.normalised(plain, "symmetric")
+    kernel = reference.normalized(plain, "symmetric")
     q = reference.softmax(-unary.reshape(-1, 3))
     for _ in range(3):
         q = reference.softmax(-unary.reshape(-1, 3) - kernel @ q @ (4 * (1 - np.eye(3))))

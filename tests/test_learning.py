@@ -173,7 +173,7 @@ def test_learning_from_a_wrong_start_is_as_good_as_the_truth(loss):
 
 
 @pytest.mark.parametrize("optimizer", ["cg", "lbfgs", "adam", "sgd"])
-def test_every_optimiser_lowers_the_loss_and_resumes_bit_for_bit(optimizer, tmp_path):
+def test_every_optimizer_lowers_the_loss_and_resumes_bit_for_bit(optimizer, tmp_path):
     inference = Inference("concave", "exact", 2)
     true = DenseCRF(3, [Pairwise(Bilateral(6, 40), Potts(3.0))])
     start = DenseCRF(3, [Pairwise(Bilateral(3, 80), Potts(0.5))])

@@ -131,7 +131,7 @@ def small_problem(seed, n=7, n_labels=3):
     ])
     pairs = [
         (reference.kernel_matrix(f), 1.3 * (1 - np.eye(n_labels))),
-        (reference.normalised(reference.kernel_matrix(g), "symmetric"), 0.4 * mu),
+        (reference.normalized(reference.kernel_matrix(g), "symmetric"), 0.4 * mu),
     ]
     return crf, {"f": f, "g": g}, rng.normal(size=(n, n_labels)), pairs
 
@@ -176,10 +176,11 @@ def test_updates_match_their_equations(seed):
         matrices = sum(own)
         # Written with P mu P in place of mu: the rest of mu q is a fixed vector plus a constant,
         # because q sums to one.
-        centring = np.eye(3) - 1 / 3
+        centering = np.eye(3) - 1 / 3
         q["cccp"] = np.array([
             reference.solve_kkt(
-                e[i] - (m - centring @ m @ centring) @ np.full(3, 1 / 3), centring @ m @ centring
+                e[i] - (m - centering @ m @ centering) @ np.full(3, 1 / 3),
+                centering @ m @ centering,
             )
             for i, m in enumerate(matrices)
         ])
@@ -251,7 +252,7 @@ def test_statuses_and_stopping():
 
 @pytest.mark.parametrize(("seed", "rank"), [(16, 5), (53, 7), (64, 5), (85, 6)])
 def test_coupled_updates_sum_to_one_whatever_the_weight(seed, rank):
-    """Huge steps in log q: the constant that normalises them must not drown in them."""
+    """Huge steps in log q: the constant that normalizes them must not drown in them."""
     rng = np.random.default_rng(seed)
     assert rng.integers(1, 9) == rank
     weight = 10.0 ** rng.uniform(10, 17)

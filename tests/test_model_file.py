@@ -237,7 +237,7 @@ CRAFTED = {
     "unknown kernel": (put("terms", 0, "kernel", "kind", value="box"), "damaged"),
     "kernel kind is a list": (put("terms", 0, "kernel", "kind", value=[]), "damaged"),
     "no kernel kind": (lambda c, t: c["terms"][0]["kernel"].pop("kind"), "damaged"),
-    "unknown field": (put("terms", 0, "kernel", "colour", value=1), "damaged"),
+    "unknown field": (put("terms", 0, "kernel", "color", value=1), "damaged"),
     "missing tensor": (put("terms", 0, "kernel", "sigma", value={"tensor": "x"}), "damaged"),
     "no tensor name": (put("terms", 0, "kernel", "sigma", value={}), "damaged"),
     "kernel is text": (put("terms", 0, "kernel", value="spatial"), "damaged"),

@@ -61,13 +61,13 @@ def test_coupled_solver_finds_the_minimum(n_labels, scale, seed):
     rng = np.random.default_rng(seed)
     root = rng.normal(size=(n_labels, n_labels)) * 10.0**scale
     mu = -(root @ root.T)
-    centred = mu - mu.mean(0) - mu.mean(1)[:, None] + mu.mean()
+    centered = mu - mu.mean(0) - mu.mean(1)[:, None] + mu.mean()
     unary = rng.normal(size=(4, n_labels)) * 5
     old = rng.dirichlet(np.ones(n_labels), 4)
-    q, _ = solve(unary, old, mu_matrix=centred)
+    q, _ = solve(unary, old, mu_matrix=centered)
     for row in range(4):
-        energy = unary[row] + centred @ old[row]
-        gradient = np.log(np.maximum(q[row], 1e-300)) + energy - centred @ q[row]
+        energy = unary[row] + centered @ old[row]
+        gradient = np.log(np.maximum(q[row], 1e-300)) + energy - centered @ q[row]
         # A convex problem: a feasible point with zero projected gradient is the minimum.
         level = (q[row] * gradient).sum()
         assert np.abs(q[row] * (gradient - level)).max() < 1e-6
@@ -79,9 +79,9 @@ def test_coupled_and_separable_agree_on_potts():
     unary = rng.normal(size=(30, 5)) * 3
     old = rng.dirichlet(np.ones(5), 30)
     potts = 4.0 * (1 - np.eye(5))
-    centred = potts - potts.mean(0) - potts.mean(1)[:, None] + potts.mean()
+    centered = potts - potts.mean(0) - potts.mean(1)[:, None] + potts.mean()
     separable, _ = solve(unary, old, mu_diagonal=np.full(5, 4.0))
-    coupled, _ = solve(unary, old, mu_matrix=centred)
+    coupled, _ = solve(unary, old, mu_matrix=centered)
     assert np.abs(separable - coupled).max() < 1e-9
     plain = np.array([reference.solve_kkt(u - 4 * o, -4 * np.eye(5))
                       for u, o in zip(unary, old, strict=True)])

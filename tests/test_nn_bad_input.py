@@ -119,7 +119,7 @@ def test_tensors_on_two_devices():
     assert "device" in refusal(crf_nn.LogLikelihood(), logits.to(DEVICE), labels)
 
 
-def test_lab_colours_need_three_channels():
+def test_lab_colors_need_three_channels():
     logits, image, _ = some_batch()
     layer = crf_nn.DenseCRF(
         3, [Pairwise(Bilateral(4.0, 10.0, color_space="lab"), Potts(1.0))]

@@ -237,9 +237,9 @@ def assert_same_structure(found, expected):
     renamed[found.vertex.reshape(-1)] = expected.vertex.reshape(-1)
     assert torch.equal(renamed[found.vertex], expected.vertex)
     assert torch.equal(renamed.sort().values.long().cpu(), torch.arange(found.n_rows))
-    neighbours = torch.empty_like(found.neighbours)
-    neighbours[:, renamed] = renamed[found.neighbours]
-    assert torch.equal(neighbours, expected.neighbours)
+    neighbors = torch.empty_like(found.neighbors)
+    neighbors[:, renamed] = renamed[found.neighbors]
+    assert torch.equal(neighbors, expected.neighbors)
 
 
 SHAPES = [  # dimensions, images, points of each, columns
@@ -261,7 +261,7 @@ def test_kernels_are_the_plain_torch_form(shape, deterministic, in_plain_torch):
     lattice = Lattice(features, deterministic=deterministic)
     assert_same_structure(lattice, plain)
 
-    for name in ("vertex", "weight", "neighbours"):
+    for name in ("vertex", "weight", "neighbors"):
         setattr(lattice, name, getattr(plain, name))
     table = in_plain_torch(plain.splat, x)
     assert_close(lattice.splat(x), table, 1e-5)
@@ -372,7 +372,7 @@ def test_deterministic_results_are_the_same_bits(in_plain_torch):
     first, second = (Lattice(features, deterministic=True) for _ in range(2))
     assert len(first._sort_entries().begin) > first.n_rows
     assert torch.equal(first.vertex, second.vertex)
-    assert torch.equal(first.neighbours, second.neighbours)
+    assert torch.equal(first.neighbors, second.neighbors)
     assert torch.equal(first.vertex, in_plain_torch(Lattice, features).vertex)
     result = first.apply(x)
     for lattice in (first, second):

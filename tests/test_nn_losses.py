@@ -97,7 +97,7 @@ def test_pair_energies_within_compiled_graphs():
 
 
 def test_a_network_is_drawn_to_cheap_marginals():
-    """Descent on the energy of a noisy labelling removes what the image does not support."""
+    """Descent on the energy of a noisy labeling removes what the image does not support."""
     rng = torch.Generator().manual_seed(1)
     truth = torch.zeros(1, 12, 12, dtype=torch.long)
     truth[:, :, 6:] = 1

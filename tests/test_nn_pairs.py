@@ -306,7 +306,7 @@ def test_magnitudes(magnitude):
 
 @needs_triton
 def test_small_entries_beside_large_ones():
-    """Entries of one column over eight orders of magnitude reach their own neighbours intact."""
+    """Entries of one column over eight orders of magnitude reach their own neighbors intact."""
     n = 30
     features = 40.0 * torch.arange(n, dtype=torch.float64, device=DEVICE)[None, :, None]
     x = torch.logspace(0, -8, n, dtype=torch.float64, device=DEVICE)[:, None]

@@ -29,7 +29,7 @@ def random_graph(edges, n_nodes, n_labels=3, n_items=2, seed=0, scale=1.0):
 
 
 def all_energies(costs, edges, tables):
-    """E of every labelling (L, L, ...) of one graph."""
+    """E of every labeling (L, L, ...) of one graph."""
     n_nodes, n_labels = costs.shape
     energies = np.zeros((n_labels,) * n_nodes)
     for x in itertools.product(range(n_labels), repeat=n_nodes):

@@ -20,7 +20,7 @@ from experiments.ocr_features import (  # noqa: E402
     fourier_features,
     load_words,
     oriented_gradients,
-    with_neighbours,
+    with_neighbors,
 )
 from experiments.ocr_letters import Split, measure, share_right  # noqa: E402
 
@@ -72,9 +72,9 @@ def test_gradients_go_to_the_two_directions_beside_theirs():
     assert not oriented_gradients(np.zeros((1, 16, 8))).any()
 
 
-def test_neighbours_stay_within_their_word():
+def test_neighbors_stay_within_their_word():
     rows = np.arange(1.0, 6)[:, None]
-    found = with_neighbours(rows, np.array([3, 1, 1]), 10.0)
+    found = with_neighbors(rows, np.array([3, 1, 1]), 10.0)
     assert found.tolist() == [[1, 0, 20], [2, 10, 30], [3, 20, 0], [4, 0, 0], [5, 0, 0]]
 
 

@@ -21,9 +21,9 @@ from experiments.pattern_data import FoldedClassifiers, Source, Windows  # noqa:
 
 def photos(masks, seed=0):
     """Reddish figures on noisy green."""
-    colours = np.array([[60, 120, 70], [150, 80, 60]])
+    colors = np.array([[60, 120, 70], [150, 80, 60]])
     noise = np.random.default_rng(seed).normal(0, 12, (*masks.shape, 3))
-    return np.clip(colours[masks] + noise, 0, 255).astype(np.uint8)
+    return np.clip(colors[masks] + noise, 0, 255).astype(np.uint8)
 
 
 def write_photos(root, n):
@@ -131,15 +131,15 @@ def test_images_get_the_classifiers_that_have_not_seen_them():
     np.testing.assert_allclose(part.boundary[1], 1 / (1 + np.exp(-3)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("grey", [False, True])
-def test_what_is_prepared_comes_back_from_its_file(tmp_path, grey):
+@pytest.mark.parametrize("gray", [False, True])
+def test_what_is_prepared_comes_back_from_its_file(tmp_path, gray):
     (tmp_path / "data").mkdir()
     write_photos(tmp_path / "data", 8)
     source = Source("data", 6, 2, crop="object")
-    data = pattern_data.prepare(tmp_path / "data", source, seed=1, grey=grey)
-    path = pattern_data.cache_path("birds", 1, tmp_path / "cache", grey)
+    data = pattern_data.prepare(tmp_path / "data", source, seed=1, gray=gray)
+    path = pattern_data.cache_path("birds", 1, tmp_path / "cache", gray)
     pattern_data.save(data, path)
-    loaded = pattern_data.load("birds", 1, tmp_path / "cache", grey=grey)
+    loaded = pattern_data.load("birds", 1, tmp_path / "cache", gray=gray)
     assert loaded.n_versions == 12
     sizes = [len(part) for part in (loaded.train, loaded.validation, loaded.test)]
     assert sizes == [5, 1, 2]
@@ -154,7 +154,7 @@ def test_what_is_prepared_comes_back_from_its_file(tmp_path, grey):
         assert after.phi.shape == (len(after), 512)
         assert ((after.boundary > 0) & (after.boundary < 1)).all()
     of_images, of_pixels = pattern_data.unary_scores(loaded.train)
-    assert min(of_images, of_pixels) > (20 if grey else 80)
+    assert min(of_images, of_pixels) > (20 if gray else 80)
 
 
 def test_a_missing_file_names_the_command(tmp_path):

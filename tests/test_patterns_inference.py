@@ -46,7 +46,7 @@ def make(seed, n, grid=(3, 3), *, n_hidden=4, strength=1.5, pairwise=0.6, n_labe
 
 
 def over_all_labels(evaluate, inputs, grid):
-    """evaluate(y, inputs) of every labelling of every image, (2^I, n)."""
+    """evaluate(y, inputs) of every labeling of every image, (2^I, n)."""
     states = reference.binary_states(grid[0] * grid[1]).reshape(-1, *grid)
     n = len(inputs)
     every = inputs.take(np.tile(np.arange(n), len(states)))
@@ -54,7 +54,7 @@ def over_all_labels(evaluate, inputs, grid):
 
 
 def m_step_energies(model, inputs, y):
-    """The M-step objective at all labellings, q = p*(h | y): (2^I, n), by its definition."""
+    """The M-step objective at all labelings, q = p*(h | y): (2^I, n), by its definition."""
     patterns = model.patterns
     pull = patterns.expected_hidden(y, inputs.features) @ patterns.weights.T
     base = over_all_labels(model.base_energies, inputs, model.grid)
@@ -114,14 +114,14 @@ def test_the_end_is_a_fixed_point_from_every_start(seed, temperature):
     starts = reference.binary_states(6).reshape(-1, 2, 3)
     many = inputs.take(np.tile(np.arange(6), len(starts)))
     result = infer(model, many, init=np.repeat(starts, 6, 0), threads=1)
-    # No labelling is better under the posterior of the result: the M-step stays.
+    # No labeling is better under the posterior of the result: the M-step stays.
     steps = m_step_energies(model, many, result.labels)
     reached = steps[result.labels.reshape(-1, 6) @ 2 ** np.arange(5, -1, -1), range(len(many))]
     assert (reached <= steps.min(0) + 1e-9).all()
     least = over_all_labels(model.energies, inputs, (2, 3)).min(0)
     found = result.energies.reshape(-1, 6).min(0)
     assert (found >= least - 1e-9).all()
-    # Every labelling was a start, and none is left for a worse one.
+    # Every labeling was a start, and none is left for a worse one.
     np.testing.assert_allclose(found, least)
 
 

@@ -52,7 +52,7 @@ def make(seed=0, kind="dense", n=1):
 
 
 def distribution(model, inputs):
-    """p(y | x) of all labellings of the one image."""
+    """p(y | x) of all labelings of the one image."""
     every = inputs.take(np.zeros(len(STATES), int))
     energies = model.energies(STATES, every)
     p = np.exp(energies.min() - energies)
@@ -152,7 +152,7 @@ def few_images(n=12, seed=0, dtype=np.float32):
 
 
 def mean_loss(model, inputs, masks):
-    """The expected IoU loss, all labellings of each image taken into account."""
+    """The expected IoU loss, all labelings of each image taken into account."""
     states = reference.binary_states(16)
     total = 0.0
     for k, mask in enumerate(masks):

@@ -304,7 +304,7 @@ def test_inputs_from_images_have_a_type_for_each_kind():
     costs, images = rng.normal(size=(3, 4, 5, 2)), rng.random((3, 4, 5, 3))
     boundary = rng.random((3, 4, 5))
     inputs = PatternInputs.from_images(
-        costs, images, kinds=("boundary", "constant", "contrast"), boundary=boundary, neighbours=8,
+        costs, images, kinds=("boundary", "constant", "contrast"), boundary=boundary, neighbors=8,
         features=np.ones((3, 2)),
     )
     assert inputs.pairwise.shape == (3, 3, 4, 4, 5)
@@ -319,4 +319,4 @@ def test_inputs_from_images_have_a_type_for_each_kind():
     assert "contrast" in refusal(PatternInputs.from_images, costs, images[:2])
     assert "leading axis" in refusal(PatternInputs.from_images, costs[0], images[0])
     assert "boundary" in refusal(PatternInputs.from_images, costs, images, kinds=["boundary"])
-    assert "'contrast'" in refusal(PatternInputs.from_images, costs, images, kinds=["colour"])
+    assert "'contrast'" in refusal(PatternInputs.from_images, costs, images, kinds=["color"])

@@ -41,7 +41,7 @@ def make(seed=0, *, dtype=np.float64, n_features=2, **options):
 
 
 def probabilities(model, inputs, image):
-    """p(y | x) of all labellings of one image, by the definition of the energy."""
+    """p(y | x) of all labelings of one image, by the definition of the energy."""
     patterns = model.patterns
     states = reference.hidden_states(3, patterns.composition, patterns.max_active)
     bias = patterns.bias + inputs.features[image] @ patterns.image_weights
@@ -216,7 +216,7 @@ def test_grids_of_any_size(grid):
     (lambda m, i: Chains.start(m, i, 2).advance(m, i.take([0])), ["2 images", "got 1"]),
     (lambda m, i: sample(MultiLabelPatternCRF([None, None], grid=GRID), i), ["PatternCRF"]),
     (lambda m, i: sample(m, PatternInputs(i.costs, np.ones((1, 2, 4, *GRID)), i.features)),
-     ["4 neighbours"]),
+     ["4 neighbors"]),
 ])
 def test_wrong_input_is_refused(call, words):
     model, inputs = make()

@@ -26,7 +26,7 @@ AWAY = Camera.looking_at((0, 4, 0), (0, 8, 0), 30, SIZE)
 
 
 def texture(points):
-    """Grey levels of places in space (..., 3), smooth over a pixel or two."""
+    """Gray levels of places in space (..., 3), smooth over a pixel or two."""
     rng = np.random.default_rng(5)
     waves, phases = rng.normal(0, 6, (16, 3)), rng.uniform(0, 6, 16)
     return 0.5 + np.cos(points @ waves.T + phases).sum(-1) / 16

@@ -214,7 +214,7 @@ def test_maximum_likelihood_of_orientations():
             steps = (positions[:, 1] - positions[:, 0])[chosen]
             np.testing.assert_allclose(model.offsets[1, j, k], steps.mean(0))
             np.testing.assert_allclose(model.weights[1, j, k], 1 / (2 * steps.var(0)))
-        # exp(-E) is a density: with the Gaussians' normalisers rows of transitions sum to 1.
+        # exp(-E) is a density: with the Gaussians' normalizers rows of transitions sum to 1.
         density = np.exp(-model.transitions[1]) * np.sqrt(np.pi / model.weights[1]).prod(-1)
         np.testing.assert_allclose(density.sum(1), 1.0)
     assert surprises["both"] < min(surprises["own"], surprises["parent"]) < surprises["neither"]

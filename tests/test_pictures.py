@@ -1,4 +1,4 @@
-"""Pictures: colours that can be told apart, honest overlays and charts that show their curve."""
+"""Pictures: colors that can be told apart, honest overlays and charts that show their curve."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def pixels(picture: Image.Image) -> Any:
 
 
 class TestPalette:
-    def test_colours_differ_and_keep_their_place(self) -> None:
+    def test_colors_differ_and_keep_their_place(self) -> None:
         palette = pictures.label_palette(256)
         assert palette.shape == (256, 3)
         assert len(np.unique(palette, axis=0)) == 256
         np.testing.assert_array_equal(pictures.label_palette(7), palette[:7])
 
-    def test_first_colours_are_far_apart(self) -> None:
+    def test_first_colors_are_far_apart(self) -> None:
         palette = pictures.label_palette(10).astype(int)
         distance = np.abs(palette[:, None] - palette[None]).sum(axis=-1)
         assert distance[~np.eye(10, dtype=bool)].min() > 80
@@ -41,14 +41,14 @@ class TestPalette:
         pictures.label_palette(3)[:] = 0
         assert pictures.label_palette(3).any()
 
-    def test_no_colours_are_refused(self) -> None:
+    def test_no_colors_are_refused(self) -> None:
         with pytest.raises(InputError, match="at least 1"):
             pictures.label_palette(0)
 
 
 class TestColorize:
     @given(seed=st.integers(0, 2**32 - 1), height=st.integers(1, 6), width=st.integers(1, 6))
-    def test_every_pixel_has_the_colour_of_its_label(
+    def test_every_pixel_has_the_color_of_its_label(
         self, seed: int, height: int, width: int
     ) -> None:
         labels = np.random.default_rng(seed).integers(0, 256, (height, width))
@@ -69,15 +69,15 @@ class TestColorize:
 
 
 class TestOverlay:
-    def test_alpha_mixes_image_and_colour(self) -> None:
+    def test_alpha_mixes_image_and_color(self) -> None:
         image = RNG.integers(0, 256, (4, 5, 3), dtype=np.uint8)
         labels = np.ones((4, 5), int)
-        colour = pictures.label_palette(2)[1]
+        color = pictures.label_palette(2)[1]
         np.testing.assert_array_equal(pixels(pictures.overlay(image, labels, alpha=0)), image)
         full = pixels(pictures.overlay(image, labels, alpha=1))
-        np.testing.assert_array_equal(full, np.broadcast_to(colour, full.shape))
+        np.testing.assert_array_equal(full, np.broadcast_to(color, full.shape))
         half = pixels(pictures.overlay(image, labels))
-        np.testing.assert_allclose(half, (image.astype(int) + colour) / 2, atol=0.51)
+        np.testing.assert_allclose(half, (image.astype(int) + color) / 2, atol=0.51)
 
     def test_outlines_brighten_only_the_borders(self) -> None:
         labels = np.zeros((6, 6), int)

@@ -87,7 +87,7 @@ CALLS = {
         "unary": UNARY[0, :4], "edges": EDGES, "weights": np.ones(3)}),
     "alpha_expansion_grid": (graphcut.alpha_expansion_grid, {
         "unary": UNARY, "weights": np.ones((2, *GRID), np.float32)}),
-    "contrast_weights": (graphcut.contrast_weights, {"image": IMAGE, "neighbours": 4}),
+    "contrast_weights": (graphcut.contrast_weights, {"image": IMAGE, "neighbors": 4}),
     "patterns.infer": (patterns.infer, {"model": SHAPES, "inputs": INPUTS, "max_iter": 3}),
     "patterns.sample": (patterns.sample, {"model": SHAPES, "inputs": INPUTS, "n_passes": 1}),
     "mask_scores": (
@@ -310,7 +310,7 @@ def test_invariances_of_refine(grid, seed, offset):
 
 @settings(max_examples=25)
 @given(n=st.integers(1, 6), n_states=st.integers(1, 4), seed=st.integers(0, 999))
-def test_chains_graphs_and_trees_agree_and_are_normalised(n, n_states, seed):
+def test_chains_graphs_and_trees_agree_and_are_normalized(n, n_states, seed):
     rng = np.random.default_rng(seed)
     costs, table = rng.normal(size=(n, n_states)), rng.normal(size=(n_states, n_states))
     edges = np.column_stack([np.arange(n - 1), np.arange(1, n)])

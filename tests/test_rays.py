@@ -59,9 +59,9 @@ def test_messages_are_those_of_enumeration(max_product, seed, n):
     empty = float(rng.choice([0.0, rng.random()]))
     found = ray_messages(incoming, scores, empty, max_product=max_product)
     expected = reference.messages(
-        reference.normalised(incoming, max_product), scores, empty, max_product
+        reference.normalized(incoming, max_product), scores, empty, max_product
     )
-    close(found, reference.normalised(expected, max_product))
+    close(found, reference.normalized(expected, max_product))
 
 
 @PRODUCTS
@@ -72,7 +72,7 @@ def test_messages_of_twelve_voxels(max_product):
     scores = random_scores(rng, 12)
     found = ray_messages(incoming, scores, 0.01, max_product=max_product)
     expected = reference.messages(incoming, scores, 0.01, max_product)
-    close(found, reference.normalised(expected, max_product))
+    close(found, reference.normalized(expected, max_product))
 
 
 @PRODUCTS
@@ -182,7 +182,7 @@ def test_fixed_points_satisfy_the_equations(max_product, seed):
         occupied = sigmoid(result.log_odds[voxels] - result.messages[begin:end])
         pairs = np.column_stack([1 - occupied, occupied])
         expected = reference.messages(
-            reference.normalised(pairs, max_product), scores, empty, max_product
+            reference.normalized(pairs, max_product), scores, empty, max_product
         )
         close(result.messages[begin:end], np.log(expected[:, 1] / expected[:, 0]), 1e-8)
     total = logit(model.prior) + np.bincount(model.voxels, result.messages, 8)

@@ -93,7 +93,7 @@ def test_the_core_looks_at_lists_itself(name, values):
 def test_what_memory_cannot_hold_is_refused_before_work(monkeypatch):
     monkeypatch.setattr("crfield._validate.available_memory", lambda: 2.0**22)
     assert "1500000000 voxels" in refused_model(grid=1_500_000_000)
-    assert "centres" in refusal(VoxelGrid((100, 100, 100)).centers)
+    assert "centers" in refusal(VoxelGrid((100, 100, 100)).centers)
     camera = Camera(np.eye(3, 4), (1000, 1000))
     assert "rays" in refusal(camera.rays)
     assert "rays" in refusal(camera.rays, np.zeros((10**5, 2)))

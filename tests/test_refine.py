@@ -16,7 +16,7 @@ from crfield.metrics import confusion_matrix, mean_iou
 
 
 def two_squares():
-    """A noisy two-colour image, its truth and a shifted label map."""
+    """A noisy two-color image, its truth and a shifted label map."""
     rng = np.random.default_rng(0)
     truth = np.zeros((40, 50), np.uint8)
     truth[10:30, 15:40] = 1
@@ -102,11 +102,11 @@ def test_soft_masks_and_label_maps_of_the_wrong_type_get_a_warning():
     image, _, shifted = two_squares()
     with pytest.warns(UserWarning, match="looks like a label map"):
         refine(image, shifted.astype(float))
-    grey = np.linspace(0, 254, shifted.size).reshape(shifted.shape).astype(np.uint8)
+    gray = np.linspace(0, 254, shifted.size).reshape(shifted.shape).astype(np.uint8)
     with pytest.warns(UserWarning, match="255 labels and looks like a soft mask"):
-        refine(image, grey, max_iter=1)
-    refine(image, grey // 4, max_iter=1)  # 64 labels
-    refine(image, grey.astype(int) // 2 * 100, max_iter=1)  # numbers of segments, no grey values
+        refine(image, gray, max_iter=1)
+    refine(image, gray // 4, max_iter=1)  # 64 labels
+    refine(image, gray.astype(int) // 2 * 100, max_iter=1)  # numbers of segments, no gray values
 
 
 def test_a_model_replaces_the_customary_terms(tmp_path):

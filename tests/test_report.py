@@ -129,7 +129,7 @@ def test_the_page_shows_what_was_learned(tmp_path):
     assert ["Term 1: Spatial kernel, Potts compatibility",
             "width in distance, every direction (pixels)", "3", "3.75"] in rows
     assert ["", "cost of different labels", "2.5", "3.125"] in rows
-    assert ["", "width in colour, red (grey levels of 255)", "8", "10"] in rows
+    assert ["", "width in color, red (gray levels of 255)", "8", "10"] in rows
     assert ["data", "photos"] in rows
     assert ["learned", "compat, kernel"] in rows
     assert ["ridge towards the start", "off diagonal 0.025"] in rows

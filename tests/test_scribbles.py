@@ -1,4 +1,4 @@
-"""Costs from scribbles: colours, distances, painted pixels."""
+"""Costs from scribbles: colors, distances, painted pixels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import crfield
 from crfield import InputError, paint_over, unary_from_scribbles
-from crfield._colourmodel import Memo
+from crfield._colormodel import Memo
 from crfield._mixture import SMALLEST_WIDTH, fit_mixture, log_components, log_density
 from crfield.datasets import load_sample
-from crfield.scribbles import colours_of, distances_to
+from crfield.scribbles import colors_of, distances_to
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def rng():
     return np.random.default_rng(5)
 
 
-def two_colours(rng, noise=6.0):
+def two_colors(rng, noise=6.0):
     """An image of two noisy halves, blue and red, with a scribble in each."""
     image = np.zeros((24, 32, 3))
     image[:, :16] = (40, 60, 200)
@@ -37,8 +37,8 @@ def two_colours(rng, noise=6.0):
     return np.clip(image, 0, 255).astype(np.uint8), scribbles
 
 
-def test_colours_tell_labels_apart(rng):
-    image, scribbles = two_colours(rng)
+def test_colors_tell_labels_apart(rng):
+    image, scribbles = two_colors(rng)
     unary = unary_from_scribbles(image, scribbles, nearness=0)
     assert unary.shape == (24, 32, 2)
     assert unary.dtype == np.float32
@@ -46,7 +46,7 @@ def test_colours_tell_labels_apart(rng):
 
 
 def test_costs_are_those_of_probabilities_sharpened_by_strength(rng):
-    image, scribbles = two_colours(rng, noise=40.0)
+    image, scribbles = two_colors(rng, noise=40.0)
     soft = unary_from_scribbles(image, scribbles, strength=1.0, nearness=0)
     free = scribbles == 255
     assert np.exp(-soft.astype(np.float64)).sum(-1) == pytest.approx(1.0, abs=1e-5)
@@ -58,14 +58,14 @@ def test_costs_are_those_of_probabilities_sharpened_by_strength(rng):
 
 
 def test_painted_pixels_keep_their_label(rng):
-    image, scribbles = two_colours(rng)
+    image, scribbles = two_colors(rng)
     unary = unary_from_scribbles(image, scribbles, 4, confidence=0.97)
     assert unary[11, 4] == pytest.approx(-np.log([0.97, 0.01, 0.01, 0.01]), abs=1e-5)
     assert unary[11, 24] == pytest.approx(-np.log([0.01, 0.97, 0.01, 0.01]), abs=1e-5)
 
 
-def test_certain_scribbles_survive_strong_neighbours(rng):
-    image, scribbles = two_colours(rng)
+def test_certain_scribbles_survive_strong_neighbors(rng):
+    image, scribbles = two_colors(rng)
     scribbles[11, 5] = 1  # a single pixel against all around it
     unary = unary_from_scribbles(image, scribbles)
     crf = crfield.DenseCRF(2, [crfield.Pairwise(crfield.Spatial(3), crfield.Potts(50))])
@@ -75,7 +75,7 @@ def test_certain_scribbles_survive_strong_neighbours(rng):
 
 
 def test_labels_that_are_not_painted_are_never_cheaper(rng):
-    image, scribbles = two_colours(rng)
+    image, scribbles = two_colors(rng)
     unary = unary_from_scribbles(image, scribbles, 4)[scribbles == 255]
     assert (unary[:, 2:] >= unary[:, :2].max(1, keepdims=True)).all()
 
@@ -113,7 +113,7 @@ def test_nearness_prefers_the_nearer_scribble():
 
 
 def test_mixture_never_gets_less_likely(rng, monkeypatch):
-    """Expectation maximisation: more rounds, no lower likelihood, but for the least width."""
+    """Expectation maximization: more rounds, no lower likelihood, but for the least width."""
     monkeypatch.setattr("crfield._mixture.SMALLEST_WIDTH", 1e-9)
     samples = np.concatenate([rng.normal(m, 0.15, (80, 2)) for m in (0.3, 0.5, 0.7)])
     weights = rng.random(len(samples)) + 0.5
@@ -179,7 +179,7 @@ def test_memory_is_checked_for_what_is_taken(rng, monkeypatch, shape, labels, co
             label
         )
     checked = []
-    for module in ("crfield.scribbles", "crfield._colourmodel", "crfield.unary"):
+    for module in ("crfield.scribbles", "crfield._colormodel", "crfield.unary"):
         monkeypatch.setattr(f"{module}.check_memory", lambda n, *_: checked.append(n))
     tracemalloc.start()
     try:
@@ -194,7 +194,7 @@ def test_memory_is_checked_for_what_is_taken(rng, monkeypatch, shape, labels, co
 
 
 def test_what_does_not_fit_is_refused(rng, monkeypatch):
-    image, scribbles = two_colours(rng)
+    image, scribbles = two_colors(rng)
     big = np.tile(image, (12, 12, 1)), np.tile(scribbles, (12, 12))
     monkeypatch.setattr("crfield._validate.available_memory", lambda: 6e6)
     with pytest.raises(InputError, match="GiB can be had"):
@@ -202,16 +202,16 @@ def test_what_does_not_fit_is_refused(rng, monkeypatch):
 
 
 def test_densities_by_parts_are_the_same(rng, monkeypatch):
-    image, scribbles = two_colours(rng, noise=60.0)
+    image, scribbles = two_colors(rng, noise=60.0)
     whole = unary_from_scribbles(image, scribbles)
-    monkeypatch.setattr("crfield._colourmodel._AT_ONCE", 37)
+    monkeypatch.setattr("crfield._colormodel._AT_ONCE", 37)
     assert unary_from_scribbles(image, scribbles) == pytest.approx(whole, abs=1e-5)
 
 
-def test_given_colours_change_nothing(rng):
-    image, scribbles = two_colours(rng)
+def test_given_colors_change_nothing(rng):
+    image, scribbles = two_colors(rng)
     fresh = unary_from_scribbles(image, scribbles)
-    assert np.array_equal(fresh, unary_from_scribbles(image, scribbles, colours=colours_of(image)))
+    assert np.array_equal(fresh, unary_from_scribbles(image, scribbles, colors=colors_of(image)))
 
 
 @pytest.mark.parametrize("channels", [None, 1, 2, 4])
@@ -286,14 +286,14 @@ def test_paint_over_corrects_a_copy(rng):
     ({"image": np.zeros((2, 2, 2, 2, 3)), "scribbles": np.zeros((2, 2, 2, 2), int)},
      r"image must be \(H, W\)"),
     ({"image": np.full((24, 32), 1.7e308) * np.tile([1, -1], (24, 16))}, "range"),
-    ({"colours": "x"}, "colours must be"),
+    ({"colors": "x"}, "colors must be"),
     ({"spacing": 0}, "spacing must be positive"),
     ({"spacing": (1, 2, 3)}, "spacing must be one number or 2"),
     ({"scribbles": np.tile([0, 1], (24, 16))}, "none with the value 255; mark them with it"),
     ({"scribbles": np.tile([0, 1], (24, 16)), "unknown": 7}, "none with the value 7"),
 ])
 def test_bad_input(rng, change, words):
-    image, scribbles = two_colours(rng)
+    image, scribbles = two_colors(rng)
     arguments = {"image": image, "scribbles": scribbles, **change}
     with pytest.raises(InputError, match=words):
         unary_from_scribbles(**arguments)
@@ -330,9 +330,9 @@ def test_refine_from_scribbles():
         sample.image, unary
     )
     assert np.array_equal(result.marginals, expected.marginals)
-    grey = crfield.refine(sample.image[..., 0], scribbles, scribbles=True, n_labels=10)
-    assert grey.marginals.shape[-1] == 10
-    assert set(np.unique(grey.labels)) == {3, 9}
+    gray = crfield.refine(sample.image[..., 0], scribbles, scribbles=True, n_labels=10)
+    assert gray.marginals.shape[-1] == 10
+    assert set(np.unique(gray.labels)) == {3, 9}
 
 
 def test_refine_refuses_scribbles_that_are_none():
@@ -382,19 +382,19 @@ def test_refine_passes_the_spacing_on_to_scribbles():
 
 
 def test_what_is_remembered_changes_nothing(rng):
-    """Strokes one after another, with colours that remember: the same bits as without."""
-    image, scribbles = two_colours(rng, noise=30.0)
-    colours = colours_of(image)
+    """Strokes one after another, with colors that remember: the same bits as without."""
+    image, scribbles = two_colors(rng, noise=30.0)
+    colors = colors_of(image)
     for stroke, options in itertools.product(range(4), ({}, {"components": 2}, {"nearness": 1.0})):
         scribbles[2 + 4 * stroke, 3 + stroke : 20] = stroke % 3
-        remembered = unary_from_scribbles(image, scribbles, 3, colours=colours, **options)
+        remembered = unary_from_scribbles(image, scribbles, 3, colors=colors, **options)
         assert np.array_equal(remembered, unary_from_scribbles(image, scribbles, 3, **options))
 
 
 def test_memory_is_limited(rng):
-    image, scribbles = two_colours(rng, noise=30.0)
-    colours = dataclasses.replace(colours_of(image), memo=Memo(20_000))
+    image, scribbles = two_colors(rng, noise=30.0)
+    colors = dataclasses.replace(colors_of(image), memo=Memo(20_000))
     for column in range(10):
         scribbles[0, column] = column % 2
-        unary_from_scribbles(image, scribbles, colours=colours)
-        assert sum(kept.nbytes for kept in colours.memo._kept.values()) <= 20_000
+        unary_from_scribbles(image, scribbles, colors=colors)
+        assert sum(kept.nbytes for kept in colors.memo._kept.values()) <= 20_000

@@ -49,7 +49,7 @@ def test_the_start_is_better_than_its_input(loss):
     assert loss_of(after) < loss_of(before)
 
 
-def test_widths_follow_the_size_of_the_images_and_the_range_of_their_colours():
+def test_widths_follow_the_size_of_the_images_and_the_range_of_their_colors():
     small, large = scenes(2, (40, 40)), scenes(2, (160, 160))
     faint = [SimpleNamespace(image=e.image // 8, unary=e.unary, truth=e.truth) for e in large]
     kernels = [

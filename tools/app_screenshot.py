@@ -18,7 +18,7 @@ from crfield.app import RunningApp
 
 TARGET = Path(__file__).parents[1] / "docs" / "images" / "app.png"
 SIZE = {"width": 1366, "height": 820}
-COLOURS = 192  # of the picture's palette: enough that nothing shows, a third of the bytes
+COLORS = 192  # of the picture's palette: enough that nothing shows, a third of the bytes
 NAMES = ["floor", "table", "saucer", "cup", "coffee", "spoon"]
 # Label and the places of a stroke, as shares of the photo's width and height.
 STROKES = [
@@ -93,7 +93,7 @@ def main() -> None:
         picture = Image.open(io.BytesIO(photograph(page, app.url))).convert("RGB")
         browser.close()
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    few = picture.quantize(COLOURS, dither=Image.Dither.FLOYDSTEINBERG)
+    few = picture.quantize(COLORS, dither=Image.Dither.FLOYDSTEINBERG)
     few.save(options.output, optimize=True)
     print(f"{options.output}: {options.output.stat().st_size / 1024:.0f} KB")
 

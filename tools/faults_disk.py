@@ -142,15 +142,15 @@ def read_only(world: World, rng: Rng, folder: Path) -> Findings:
        "within `crfield learn` or `refine`; then the same command anew")
 def folder_removed(world: World, rng: Rng, folder: Path) -> Findings:
     found, where = Findings(), fresh(folder / "gone")
-    neighbour = folder / "neighbour"
-    neighbour.write_text("untouched")
+    neighbor = folder / "neighbor"
+    neighbor.write_text("untouched")
     learning = rng.random() < 0.5
     remove = at_call(
         point(world, "learn" if learning else "refine", rng), lambda: shutil.rmtree(where)
     )
     command = world.learn(where / "model") if learning else world.refine(where)
     check_told(found, run_child(lambda: main(command), remove), (0, 1, 2))
-    if neighbour.read_text() != "untouched":
+    if neighbor.read_text() != "untouched":
         found.lost.append("a file beside the folder changed")
     fresh(where)
     check_told(found, run_child(lambda: main(command)), (0,))

@@ -27,7 +27,7 @@ def make_cut(maker: Maker) -> Call:
     edges = np.array([rng.choice(n, 2, replace=False) for _ in range(maker.count(0, 14))])
     edges = edges.reshape(-1, 2).astype(np.int64)
     grid = maker.pick([(3, 4), (1, 5), (2, 2, 3), (6, 1)])
-    neighbours = maker.pick([4, 8]) if len(grid) == 2 else maker.pick([6, 26])
+    neighbors = maker.pick([4, 8]) if len(grid) == 2 else maker.pick([6, 26])
     if kind == "flow":
         given = {"n_nodes": n, "edges": edges, "capacities": numbers((len(edges),)),
                  "reverse_capacities": numbers((len(edges),)), "source": 0, "sink": n - 1}
@@ -37,18 +37,18 @@ def make_cut(maker: Maker) -> Call:
             "unary": numbers((n, 2), -5), "edges": edges, "pairwise": numbers((len(edges),))})
     if kind == "grid":
         return call(maker, graphcut.minimize_binary_grid, {
-            "unary": numbers((*grid, 2), -5), "weights": numbers((neighbours // 2, *grid)),
-            "neighbours": neighbours})
+            "unary": numbers((*grid, 2), -5), "weights": numbers((neighbors // 2, *grid)),
+            "neighbors": neighbors})
     if kind == "grids":
         batch = maker.count(1, 3)
         return call(maker, graphcut.cut_grids, {
             "costs": numbers((batch, *grid), -5),
-            "weights": numbers((maker.pick([1, batch]), neighbours // 2, *grid)),
-            "neighbours": neighbours, "threads": maker.count(1, 2)})
+            "weights": numbers((maker.pick([1, batch]), neighbors // 2, *grid)),
+            "neighbors": neighbors, "threads": maker.count(1, 2)})
     labels = maker.count(1, 4)
     if kind == "weights":
         name = maker.pick(["contrast", "boundary", "constant"])
-        given = {"neighbours": neighbours}
+        given = {"neighbors": neighbors}
         given |= {
             "contrast": {"image": rng.integers(0, 256, (*grid, 3))},
             "boundary": {"boundary": rng.uniform(0, 1, grid)}, "constant": {"grid": grid},
@@ -64,7 +64,7 @@ def make_cut(maker: Maker) -> Call:
              "max_cycles": maker.count(1, 9)}, _falling)
     return call(
         maker, graphcut.alpha_beta_swap_grid if swap else graphcut.alpha_expansion_grid,
-        {"unary": numbers((*grid, labels), -5), "weights": numbers((neighbours // 2, *grid)),
+        {"unary": numbers((*grid, labels), -5), "weights": numbers((neighbors // 2, *grid)),
          "compatibility": mu, "init": rng.integers(0, labels, grid)}, _falling)
 
 

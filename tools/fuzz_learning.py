@@ -157,7 +157,7 @@ def make_shim(maker: Maker) -> Call:
     unary = spoiled(maker, {"u": -np.log(soft)}) if maker.chance(0.5) else {"u": -np.log(soft)}
     sizes = spoiled(maker, {"w": width, "h": height, "nlabels": labels})
     smooth = spoiled(maker, {"sxy": 2.0, "compat": 3.0})
-    colour = spoiled(maker, {"sxy": 5.0, "srgb": 9.0, "rgbim": image, "compat": 4.0})
+    color = spoiled(maker, {"sxy": 5.0, "srgb": 9.0, "rgbim": image, "compat": 4.0})
     steps = spoiled(maker, {"niter": maker.count(0, 3)})
 
     def run() -> Any:
@@ -165,7 +165,7 @@ def make_shim(maker: Maker) -> Call:
             crf = densecrf.DenseCRF2D(**sizes)
             crf.setUnaryEnergy(**unary)
             crf.addPairwiseGaussian(**smooth)
-            crf.addPairwiseBilateral(**colour)
+            crf.addPairwiseBilateral(**color)
         else:
             crf = densecrf.DenseCRF(width * height, sizes["nlabels"])
             crf.setUnaryEnergy(**unary)
@@ -174,4 +174,4 @@ def make_shim(maker: Maker) -> Call:
         return np.array(crf.inference(**steps))
 
     return Call(run, lambda q: check_sums(q, 0), {
-        **unary, **sizes, **smooth, **colour, **steps, "kind": kind})
+        **unary, **sizes, **smooth, **color, **steps, "kind": kind})

@@ -83,7 +83,7 @@ class Maker:
         return self.pick([1, 2, 2, 3, self.count(1, most), self.count(1, min(most, 9))])
 
     def floats(self, shape: tuple[int, ...]) -> Array:
-        """Costs, features, colours: any floats of a sane size, with worse ones now and then."""
+        """Costs, features, colors: any floats of a sane size, with worse ones now and then."""
         rng = self.rng
         kind = self.pick(
             ["even", "even", "normal", "zero", "same", "whole", "wide", "tiny", "large"]
@@ -146,10 +146,10 @@ class Maker:
         shape = grid if self.chance(0.3) else (*grid, self.pick([1, 3, 3, 3, 2, 4]))
         if self.odd(0.1) or self.chance(0.3):
             return self.array(shape)
-        colours = self.rng.integers(0, 256, shape)
+        colors = self.rng.integers(0, 256, shape)
         if self.chance(0.3):
-            return self.formed(self.typed(colours / 255.0))
-        return self.formed(colours.astype(self.pick(["u1", "u1", "u1", "u2", "i4", "bool"])))
+            return self.formed(self.typed(colors / 255.0))
+        return self.formed(colors.astype(self.pick(["u1", "u1", "u1", "u2", "i4", "bool"])))
 
     def number(self, low: float, high: float) -> Any:
         """A positive number, evenly over the powers of ten between the bounds."""

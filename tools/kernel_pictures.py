@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 import crfield
 from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial
-from crfield._colours import uncertainty_ramp
+from crfield._colors import uncertainty_ramp
 from crfield.datasets import load_sample, noisy_probabilities
 from crfield.features import observe
 from crfield.kernels import Kernel

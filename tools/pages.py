@@ -164,12 +164,12 @@ def run_tutorial(name: str) -> dict[str, Any]:
         return run_page(DOCS / f"{name}.md")
 
 
-def save_picture(picture: Image.Image, name: str, n_colours: int = 128) -> None:
+def save_picture(picture: Image.Image, name: str, n_colors: int = 128) -> None:
     """Write docs/images/NAME.png with a palette, which is a fraction of the size."""
     path = DOCS / "images" / f"{name}.png"
-    # Colours that are rare, such as that of a few wrong letters, are kept.
+    # Colors that are rare, such as that of a few wrong letters, are kept.
     reduced = picture.convert("RGB").quantize(
-        n_colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        n_colors, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
     )
     reduced.save(path, optimize=True)
     print(f"{path.name}: {picture.size}, {os.path.getsize(path) / 1000:.0f} kB")

@@ -16,11 +16,11 @@ LIMB = "#e5e7eb"
 
 
 def heat(maps: NDArray[np.float64]) -> Image.Image:
-    """Maps (parts, H, W) within 0 and 1, each in the colour of its part."""
-    dark, *colours = label_palette(len(maps) + 1).astype(float)
+    """Maps (parts, H, W) within 0 and 1, each in the color of its part."""
+    dark, *colors = label_palette(len(maps) + 1).astype(float)
     sheet = np.broadcast_to(dark, (*maps.shape[1:], 3)).copy()
-    for colour, share in zip(colours, maps, strict=True):
-        sheet += share[..., None] * (colour - sheet)
+    for color, share in zip(colors, maps, strict=True):
+        sheet += share[..., None] * (color - sheet)
     pixels = np.rint(sheet).astype(np.uint8).repeat(SCALE, 0).repeat(SCALE, 1)
     return Image.fromarray(pixels)
 
@@ -34,9 +34,9 @@ def skeleton(sheet: Image.Image, positions: NDArray[np.int64], parents: Any) -> 
         if parent >= 0:
             draw.line([places[parent], places[part]], fill=LIMB, width=9)
     for part, place in enumerate(places):
-        colour = tuple(int(value) for value in label_palette(len(places) + 1)[part + 1])
+        color = tuple(int(value) for value in label_palette(len(places) + 1)[part + 1])
         draw.circle(place, 21, fill=LIMB)
-        draw.circle(place, 16, fill=colour)
+        draw.circle(place, 16, fill=color)
     return large.resize(sheet.size, Image.Resampling.LANCZOS)
 
 
@@ -52,7 +52,7 @@ def main() -> None:
         skeleton(pale, names["pose"].positions, parents), spread,
         titles=["what detectors see", "each part alone", "tree of parts", "marginals"],
     )
-    save_picture(picture, "poses", n_colours=256)
+    save_picture(picture, "poses", n_colors=256)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ def slices(names: dict[str, Any]) -> Image.Image:
     for occupied in found.values():
         chance, seen = (volume[:, :, 17].T[::-1, :, None] for volume in (occupied,
                                                                          names["in_sight"]))
-        grey = 255 * (1 - chance)
-        panels.append(np.where(seen, grey, UNSEEN).astype(np.uint8))
+        gray = 255 * (1 - chance)
+        panels.append(np.where(seen, gray, UNSEEN).astype(np.uint8))
     return side_by_side(*panels, titles=list(found), height=HEIGHT)
 
 

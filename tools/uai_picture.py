@@ -60,15 +60,15 @@ def network(observed: set[int]) -> Image.Image:
 def bars(before: Any, after: Any) -> Image.Image:
     """P(yes) of each variable, without and with the observations."""
     page, draw = sheet()
-    colours = [tuple(int(value) for value in colour) for colour in label_palette(3)[1:]]
+    colors = [tuple(int(value) for value in color) for color in label_palette(3)[1:]]
     left, width = 92, 236
     for share in (0.0, 0.5, 1.0):
         x = SCALE * (left + share * width)
         draw.line([(x, SCALE * 36), (x, SCALE * 298)], fill=LINE, width=SCALE)
         text(draw, (left + share * width, 308), f"{share:g}", fill=PALE, anchor="mm", size=13)
-    for place, words, colour in ((left, "before", 0), (left + 90, "after", 1)):
+    for place, words, color in ((left, "before", 0), (left + 90, "after", 1)):
         box = (SCALE * place, SCALE * 10, SCALE * (place + 14), SCALE * 24)
-        draw.rectangle(box, fill=colours[colour])
+        draw.rectangle(box, fill=colors[color])
         text(draw, (place + 20, 17), words, fill=INK, anchor="lm", size=14)
     for variable, name in enumerate(NAMES):
         top = 46 + 64 * variable
@@ -76,7 +76,7 @@ def bars(before: Any, after: Any) -> Image.Image:
         for row, chance in enumerate((before[variable], after[variable])):
             y, end = top + 24 * row, left + float(chance) * width
             box = (SCALE * left, SCALE * y, SCALE * end, SCALE * (y + 20))
-            draw.rectangle(box, fill=colours[row])
+            draw.rectangle(box, fill=colors[row])
             text(draw, (end + 6, y + 10), f"{chance:.2f}", fill=INK, anchor="lm", size=13)
     return page.resize(SIZE, Image.Resampling.LANCZOS)
 

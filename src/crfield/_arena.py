@@ -15,7 +15,7 @@ _Key = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 class Arena:
-    """Lends uninitialised arrays, all of which come back at once.
+    """Lends uninitialized arrays, all of which come back at once.
 
     keep : whether what came back is lent again rather than left to the garbage collector.
     """

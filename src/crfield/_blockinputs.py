@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._blockparts import Block, Parts, Slices, cut
-from crfield._inputs import is_foreground, refuse_colours, sums_to_one
+from crfield._inputs import is_foreground, refuse_colors, sums_to_one
 from crfield._validate import (
     MAX_LABELS,
     InputError,
@@ -89,7 +89,7 @@ def open_inputs(image: Any, values: Any, mask: Any, layout: str) -> BlockInputs:
     grid = stored.shape
     foreground = first = False
     if stored.dtype.kind in "iub":
-        refuse_colours(grid, None if picture is None else picture.shape)
+        refuse_colors(grid, None if picture is None else picture.shape)
     else:
         first = layout == "channels_first" and len(grid) >= 3
         shape = (*grid[1:], grid[0]) if first else grid
@@ -151,7 +151,7 @@ def make_reader(
 
 
 def same_everywhere(model: DenseCRF, inputs: BlockInputs, blocks: Sequence[Block]) -> DenseCRF:
-    """The model with what it would otherwise take from each part: the scale of the colours."""
+    """The model with what it would otherwise take from each part: the scale of the colors."""
     if model.context:
         raise InputError(
             f"blocks do not see the whole image, which the model's context looks at "

@@ -28,7 +28,7 @@ def preview(marginals: Array, label_ids: Array, image: Array | None) -> Image.Im
 
     marginals : (*grid, L) of an image or a volume, which shows its middle slice; None comes back
         for other grids.
-    label_ids : (L,) the ids whose colours are shown.
+    label_ids : (L,) the ids whose colors are shown.
     image : (*grid[, C]) or None.
     """
     grid_dim = marginals.ndim - 1

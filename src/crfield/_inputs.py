@@ -96,7 +96,7 @@ def is_foreground(shape: tuple[int, ...], image_shape: tuple[int, ...]) -> bool 
     """Whether floats hold one number a pixel rather than one a pixel and label, by their shapes.
 
     Floats of the shape of a 3-D image may be both: a volume's foreground, or as many labels as the
-    image has channels. They are labels if the image looks like colour; else None, and they are
+    image has channels. They are labels if the image looks like color; else None, and they are
     labels if they sum to 1.
     """
     grids = (image_shape, image_shape[:-1])
@@ -117,14 +117,14 @@ def sums_to_one(values: NDArray[Any]) -> bool:
     return not bool((np.abs(values.sum(-1) - 1.0) > 0.02).any())
 
 
-def refuse_colours(shape: tuple[int, ...], image_shape: tuple[int, ...] | None) -> None:
+def refuse_colors(shape: tuple[int, ...], image_shape: tuple[int, ...] | None) -> None:
     """Refuse a picture in place of a label map."""
     if image_shape is None or len(shape) != 3 or shape[-1] not in (3, 4):
         return
     if shape in (image_shape, (*image_shape, shape[-1])):
         raise InputError(
             f"labels must be one whole number a pixel, got shape {shape}, which looks like "
-            "a colour picture; pass the array of label numbers."
+            "a color picture; pass the array of label numbers."
         )
 
 
@@ -171,8 +171,8 @@ def center_costs(
     """
     if (_native.largest(costs, threads) if most is None else most) <= _SMALL_COST:
         return costs, 0.0
-    centred = np.empty_like(costs)
-    return centred, _native.center_rows(costs, centred, threads)
+    centered = np.empty_like(costs)
+    return centered, _native.center_rows(costs, centered, threads)
 
 
 def as_start(
@@ -191,7 +191,7 @@ def as_start(
         raise InputError(
             "init must hold probabilities that sum to 1 over the labels, got values from "
             f"{flat.min():.3g} and sums between {sums.min():.3g} and {sums.max():.3g}; "
-            "normalise it."
+            "normalize it."
         )
     return np.asarray(flat / flat.sum(1, keepdims=True))
 
@@ -199,7 +199,7 @@ def as_start(
 def check_inference_memory(
     dtype: np.dtype[Any], n_labels: int, n_terms: int, observation: Observation
 ) -> None:
-    """Refuse at once what cannot fit even when fused (`crfield.plan`): costs that are centred, two
+    """Refuse at once what cannot fit even when fused (`crfield.plan`): costs that are centered, two
     states; indices, weights and ranks of a lattice and scales for each term; features off the grid.
     """
     n = observation.n_variables

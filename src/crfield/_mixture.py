@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians with full covariances, fitted by expectation maximisation."""
+"""Mixtures of Gaussians with full covariances, fitted by expectation maximization."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def fit_mixture(
     rounds: int = _EM_ROUNDS,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Means (K, C), whitening factors (K, C, C) and log shares (K,) of weighted samples (n, C),
-    after K-means and so many rounds of expectation maximisation.
+    after K-means and so many rounds of expectation maximization.
     """
     distances = _distances(samples, _spread_means(samples, weights, components))
     for _ in range(_KMEANS_ROUNDS):
@@ -30,13 +30,13 @@ def fit_mixture(
     mass = _nearest(distances)
     mass *= weights[:, None]
     for _ in range(rounds):
-        # The mass (n, K) is changed in place: for many colours it is what takes the memory.
-        mass = log_components(samples, *_maximise(samples, mass))
+        # The mass (n, K) is changed in place: for many colors it is what takes the memory.
+        mass = log_components(samples, *_maximize(samples, mass))
         mass -= mass.max(1, keepdims=True)
         np.exp(mass, out=mass)
         mass /= mass.sum(1, keepdims=True)
         mass *= weights[:, None]
-    return _maximise(samples, mass)
+    return _maximize(samples, mass)
 
 
 def fitting_bytes(n_samples: int, n_channels: int, components: int) -> float:
@@ -58,7 +58,7 @@ def log_density(
     return np.asarray(np.log(logs.sum(1)) + largest)
 
 
-def _maximise(
+def _maximize(
     samples: NDArray[np.float64], mass: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Parameters from the mass (n, K) that components take of samples (n, C)."""

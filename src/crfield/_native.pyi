@@ -34,7 +34,7 @@ class _Lattice(_Table):
     def __init__(self, features: Array, one_order: bool, threads: int) -> None: ...
     @overload
     def __init__(
-        self, axes: list[list[float]], colours: Array, factors: list[float], threads: int
+        self, axes: list[list[float]], colors: Array, factors: list[float], threads: int
     ) -> None: ...
 
 class _Grid(_Table):

@@ -13,12 +13,12 @@ from PIL import Image, ImageOps
 
 
 def picture_pixels(picture: Image.Image) -> NDArray[Any]:
-    """Grey (H, W) or RGB (H, W, 3) pixels, upright as EXIF says, what is transparent white."""
+    """Gray (H, W) or RGB (H, W, 3) pixels, upright as EXIF says, what is transparent white."""
     picture = ImageOps.exif_transpose(picture)
     if picture.has_transparency_data:
-        coloured = picture.convert("RGBA")
+        colored = picture.convert("RGBA")
         white = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(white, coloured).convert("RGB")
+        picture = Image.alpha_composite(white, colored).convert("RGB")
     elif picture.mode == "1":
         picture = picture.convert("L")
     elif picture.mode not in ("L", "RGB", "I", "F") and "I;16" not in picture.mode:

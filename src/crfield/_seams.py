@@ -6,9 +6,9 @@ b_i = sum_{j in B} k_ij, the messages at pixel i of B differ by
 
     sum_{j in B} K_ij (q_j - p_j)  -  sum_{j in B} K_ij (1 - r_i r_j) q_j  +  c_i,
 
-K the block's kernel with symmetric normalisation, r_i = sqrt(b_i / d_i) and c_i the sum over the
+K the block's kernel with symmetric normalization, r_i = sqrt(b_i / d_i) and c_i the sum over the
 pixels beyond, of mass C_i. The weight beyond, o_i = d_i - b_i, is at most the tail O_i of the
-kernel on positions alone, since colours only lower k_ij; so r_i >= sqrt(b_i / (b_i + O_i)), and
+kernel on positions alone, since colors only lower k_ij; so r_i >= sqrt(b_i / (b_i + O_i)), and
 C_i <= O_i / sqrt(b_i low) where low <= d_j for every pixel beyond. Let t_i bound the total
 variation between p_i and q_i, and eta the range of a column of mu. Costs differ by at most
 
@@ -98,8 +98,8 @@ def outside_share(
     """The largest share of a kernel's weight on positions farther than `overlap` pixels along some
     axis, 1 - prod_a (1 - erfc(overlap / (sigma_a sqrt 2))).
 
-    A pixel that far inside its window loses at most this share of a term's neighbours in one
-    iteration, if colours beyond the window are mixed like those within it; `refine_blocks` bounds
+    A pixel that far inside its window loses at most this share of a term's neighbors in one
+    iteration, if colors beyond the window are mixed like those within it; `refine_blocks` bounds
     all iterations without that assumption.
     """
     distance = as_scalar(overlap, "overlap")
@@ -191,7 +191,7 @@ class SeamBound:
 
 
 class SeamMeter:
-    """Compares what neighbouring blocks say of the first pixels beyond the face between them.
+    """Compares what neighboring blocks say of the first pixels beyond the face between them.
 
     count : pixels compared; at most 4096 of a face, evenly spread.
     differing : how many of them got different labels.
@@ -204,7 +204,7 @@ class SeamMeter:
         self._waiting: dict[tuple[tuple[int, ...], int], FloatArray] = {}
 
     def add(self, block: Block, whole: tuple[int, ...], marginals: FloatArray) -> None:
-        """Take in the marginals (*window, L) of one block; its neighbours before it came first."""
+        """Take in the marginals (*window, L) of one block; its neighbors before it came first."""
         for axis, n in enumerate(whole):
             core, window = block.core[axis], block.window[axis]
             if core.start > 0:
@@ -250,7 +250,7 @@ def check_bound(model: DenseCRF, algorithm: str) -> None:
     for term in model.terms:
         if term.kernel.shape != "gaussian" or not term.kernel.is_symmetric:
             raise InputError(
-                "bound=True is for Gaussian kernels with symmetric normalisation or none, got "
+                "bound=True is for Gaussian kernels with symmetric normalization or none, got "
                 f"{term.kernel.shape} and {term.kernel.normalization!r}; use bound=False."
             )
 

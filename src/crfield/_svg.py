@@ -20,12 +20,12 @@ from crfield._axes import round_ticks, tick_names
 
 Matrix = NDArray[np.float64]
 Numbers = Sequence[float] | NDArray[np.float64]
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 INK, PALE_INK, GRID_LINE = "#24292f", "#6b7280", "#e5e7eb"
 BEFORE, AFTER, OTHER = "#9ca3af", "#2563eb", "#d97706"
-RED: Colour = (200, 52, 60)
-BLUE: Colour = (37, 99, 215)
+RED: Color = (200, 52, 60)
+BLUE: Color = (37, 99, 215)
 
 # Axes are for numbers up to here; NaN is not below it either.
 _BEYOND = 1e100
@@ -41,7 +41,7 @@ class Curve:
 
     name: str
     values: Sequence[float]
-    colour: str = AFTER
+    color: str = AFTER
 
 
 def line_chart(
@@ -72,18 +72,18 @@ def line_chart(
     parts = []
     for tick, name in zip(y_ticks, names, strict=True):
         parts.append(_line(left, y(tick), right, y(tick), GRID_LINE))
-        parts.append(_text(left - 6, y(tick) + 4, name, anchor="end", colour=PALE_INK))
+        parts.append(_text(left - 6, y(tick) + 4, name, anchor="end", color=PALE_INK))
     parts.append(_line(left, bottom, right, bottom, PALE_INK))
     for tick in round_ticks(0, last, 8, whole=True):
         parts.append(_line(x(tick), bottom, x(tick), bottom + 4, PALE_INK))
-        parts.append(_text(x(tick), bottom + 17, f"{tick:g}", anchor="middle", colour=PALE_INK))
+        parts.append(_text(x(tick), bottom + 17, f"{tick:g}", anchor="middle", color=PALE_INK))
     parts.append(_text((left + right) / 2, height - 4, "iteration", anchor="middle"))
     if mark is not None:
         parts.append(_line(x(mark), top, x(mark), bottom, PALE_INK, dashes="3 3"))
     for curve, points in zip(curves, shown, strict=True):
-        parts.append(_curve([(x(index), y(value)) for index, value in points], curve.colour))
+        parts.append(_curve([(x(index), y(value)) for index, value in points], curve.color))
     if len(curves) > 1:
-        parts.append(_legend([(curve.name, curve.colour) for curve in curves], left, 14))
+        parts.append(_legend([(curve.name, curve.color) for curve in curves], left, 14))
     return _svg(width, height, parts, ", ".join(curve.name for curve in curves))
 
 
@@ -91,13 +91,13 @@ def paired_bars(
     names: Sequence[str], before: Numbers | None, after: Numbers, *,
     decimals: int | None = None, width: int = 350,
 ) -> str:
-    """Two bars a name, grey and blue, from 0, and their values in so many decimals or three digits.
+    """Two bars a name, gray and blue, from 0, and their values in so many decimals or three digits.
 
     Values that are not finite have no bar.
     """
     form = "{:.3g}" if decimals is None else f"{{:.{decimals}f}}"
     rows = [tuple(after)] if before is None else [tuple(before), tuple(after)]
-    colours = [BEFORE, AFTER][-len(rows) :]
+    colors = [BEFORE, AFTER][-len(rows) :]
     written = [
         " → ".join(form.format(row[i]) if math.isfinite(row[i]) else "–" for row in rows)
         for i in range(len(names))
@@ -113,14 +113,14 @@ def paired_bars(
         middle = top + thick * len(rows) / 2 + 4
         parts.append(_name(left - 6, middle, name, "end"))
         end = left
-        for k, (row, colour) in enumerate(zip(rows, colours, strict=True)):
+        for k, (row, color) in enumerate(zip(rows, colors, strict=True)):
             length = room * (max(row[i], 0.0) / largest) if math.isfinite(row[i]) else 0.0
             parts.append(
                 f'<rect x="{left:.1f}" y="{top + k * thick:.1f}" width="{length:.1f}" '
-                f'height="{thick - 1:.1f}" fill="{colour}"/>'
+                f'height="{thick - 1:.1f}" fill="{color}"/>'
             )
             end = max(end, left + length)
-        parts.append(_text(end + 6, middle, written[i], colour=PALE_INK))
+        parts.append(_text(end + 6, middle, written[i], color=PALE_INK))
     return _svg(width, round(8 + len(names) * pitch), parts, "bars before and after")
 
 
@@ -128,7 +128,7 @@ def heat_map(
     values: Matrix, row_names: Sequence[str], column_names: Sequence[str], *, limit: float,
     negative: bool = True, unit: str = "",
 ) -> str:
-    """A matrix (R, C) in colours: white is 0, red up to `limit`, blue down to -`limit`.
+    """A matrix (R, C) in colors: white is 0, red up to `limit`, blue down to -`limit`.
 
     Without `negative` values are at least 0 and blue. Numbers are written into cells that have
     room for them.
@@ -140,8 +140,8 @@ def heat_map(
     top = 8 + max(_text_width(_short(name), font) for name in column_names)
     right, bottom = left + cell * n_columns, top + cell * n_rows
     share = np.clip(np.nan_to_num(values) / max(limit, 1e-300), -1.0, 1.0)
-    colours = _tints(share, RED if negative else BLUE)
-    parts = [_image(colours, left, top, right - left, bottom - top)]
+    colors = _tints(share, RED if negative else BLUE)
+    parts = [_image(colors, left, top, right - left, bottom - top)]
     parts.append(
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
         f'height="{bottom - top:.1f}" fill="none" stroke="{GRID_LINE}"/>'
@@ -159,7 +159,7 @@ def heat_map(
             ink = "#ffffff" if abs(share[i, j]) > 0.55 else INK
             at = (left + (j + 0.5) * cell, top + (i + 0.5) * cell + 0.36 * inner)
             parts.append(_text(*at, texts[i][j], "middle", ink, inner))
-    parts += _colour_scale(left, bottom + 8, limit, negative, decimals, unit)
+    parts += _color_scale(left, bottom + 8, limit, negative, decimals, unit)
     return _svg(max(right + 4, left + 150), bottom + 40, parts, "heat map")
 
 
@@ -170,34 +170,34 @@ def ellipses(before: Matrix | None, after: Matrix, *, names: tuple[str, str], un
     ticks = round_ticks(-reach, reach, 4)
     radius, left, top = 95.0, 52.0, 10.0
     scale = radius / max(reach, -ticks[0])
-    centre = (left + radius, top + radius)
+    center = (left + radius, top + radius)
     turn = np.linspace(0, 2 * np.pi, 73)
     circle = np.stack([np.sin(turn), np.cos(turn)])
     parts = []
     for tick, name in zip(ticks, tick_names(ticks), strict=True):
-        across, down = centre[0] + tick * scale, centre[1] + tick * scale
+        across, down = center[0] + tick * scale, center[1] + tick * scale
         parts.append(_line(across, top, across, top + 2 * radius, GRID_LINE))
         parts.append(_line(left, down, left + 2 * radius, down, GRID_LINE))
         parts.append(_text(across, top + 2 * radius + 16, name, "middle", PALE_INK))
         parts.append(_text(left - 6, down + 4, name, "end", PALE_INK))
-    for covariance, colour in drawn:
+    for covariance, color in drawn:
         down, across = np.linalg.cholesky(covariance) @ circle * scale
         path = " ".join(
-            f"{centre[0] + a:.1f},{centre[1] + d:.1f}" for d, a in zip(down, across, strict=True)
+            f"{center[0] + a:.1f},{center[1] + d:.1f}" for d, a in zip(down, across, strict=True)
         )
         parts.append(
-            f'<polygon points="{path}" fill="{colour}" fill-opacity="0.12" stroke="{colour}" '
+            f'<polygon points="{path}" fill="{color}" fill-opacity="0.12" stroke="{color}" '
             'stroke-width="2"/>'
         )
     caption = f"{names[1]}, {unit}"
-    parts.append(_text(centre[0], top + 2 * radius + 34, caption, "middle"))
-    parts.append(_text(12, centre[1], f"{names[0]}, {unit}", "middle", turned=True))
+    parts.append(_text(center[0], top + 2 * radius + 34, caption, "middle"))
+    parts.append(_text(12, center[1], f"{names[0]}, {unit}", "middle", turned=True))
     return _svg(left + 2 * radius + 14, top + 2 * radius + 42, parts, "kernel before and after")
 
 
-def legend(names_and_colours: Iterable[tuple[str, str]]) -> str:
-    """Names beside squares of their colours, as a small picture."""
-    entries = list(names_and_colours)
+def legend(names_and_colors: Iterable[tuple[str, str]]) -> str:
+    """Names beside squares of their colors, as a small picture."""
+    entries = list(names_and_colors)
     width = sum(_text_width(name) + 32 for name, _ in entries)
     return _svg(width, 18, [_legend(entries, 2, 13)], "legend")
 
@@ -215,27 +215,27 @@ def _as_power(exponent: float) -> str:
     return f"{10.0**exponent:.1e}" if abs(exponent) > 4 else f"{10.0**exponent:.2g}"
 
 
-def _curve(points: list[tuple[float, float]], colour: str) -> str:
+def _curve(points: list[tuple[float, float]], color: str) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    drawn = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+    drawn = f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>'
     dots = points if len(points) <= 40 else []
     return drawn + "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in dots
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}"/>' for x, y in dots
     )
 
 
 def _legend(entries: Sequence[tuple[str, str]], left: float, baseline: float) -> str:
     parts = []
-    for name, colour in entries:
+    for name, color in entries:
         parts.append(
-            f'<rect x="{left:.1f}" y="{baseline - 9:.1f}" width="10" height="10" fill="{colour}"/>'
+            f'<rect x="{left:.1f}" y="{baseline - 9:.1f}" width="10" height="10" fill="{color}"/>'
         )
         parts.append(_text(left + 15, baseline, name))
         left += _text_width(name) + 32
     return "".join(parts)
 
 
-def _colour_scale(
+def _color_scale(
     left: float, top: float, limit: float, negative: bool, decimals: int, unit: str
 ) -> list[str]:
     lowest = -1.0 if negative else 0.0
@@ -248,8 +248,8 @@ def _colour_scale(
     ]
 
 
-def _tints(share: Matrix, positive: Colour) -> NDArray[np.uint8]:
-    """Colours (..., 3) between white at 0 and the full colours at 1 and, in blue, at -1."""
+def _tints(share: Matrix, positive: Color) -> NDArray[np.uint8]:
+    """Colors (..., 3) between white at 0 and the full colors at 1 and, in blue, at -1."""
     full = np.where(share[..., None] >= 0, np.array(positive), np.array(BLUE))
     return np.rint(255 + np.abs(share)[..., None] * (full - 255.0)).astype(np.uint8)
 
@@ -268,23 +268,23 @@ def _image(
     )
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, dashes: str = "") -> str:
+def _line(x1: float, y1: float, x2: float, y2: float, color: str, dashes: str = "") -> str:
     pattern = f' stroke-dasharray="{dashes}"' if dashes else ""
     return (
-        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"'
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}"'
         f"{pattern}/>"
     )
 
 
 def _text(
-    x: float, y: float, text: str, anchor: str = "start", colour: str = INK, size: float = _FONT,
+    x: float, y: float, text: str, anchor: str = "start", color: str = INK, size: float = _FONT,
     turned: bool = False, tooltip: str = "",
 ) -> str:
     """A text in one line; `turned` reads upwards."""
     turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
     title = f"<title>{html.escape(tooltip)}</title>" if tooltip else ""
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" '
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}" '
         f'font-size="{size:.1f}"{turn}>{html.escape(text)}{title}</text>'
     )
 

@@ -1,7 +1,7 @@
 """Images and volumes larger than memory, refined in overlapping blocks.
 
 Each block is computed from a window that reaches `overlap` pixels beyond it on every side, and all
-blocks share the model, the label ids, the scale of colours and the positions of the filters' nodes.
+blocks share the model, the label ids, the scale of colors and the positions of the filters' nodes.
 What is left is what a window does not see; `crfield._seams` measures and bounds it.
 """
 

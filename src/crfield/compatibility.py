@@ -64,10 +64,10 @@ class Compatibility:
     def project(self, n_labels: int) -> Symmetric:
         """The nearest compatibility with the guarantee: mu - P mu P + NSD(P mu P)."""
         mu = self.matrix(n_labels)
-        centred = center(mu)
-        values, vectors = np.linalg.eigh(centred)
+        centered = center(mu)
+        values, vectors = np.linalg.eigh(centered)
         negative = (vectors * np.minimum(values, 0.0)) @ vectors.T
-        return Symmetric(mu - centred + 0.5 * (negative + negative.T))
+        return Symmetric(mu - centered + 0.5 * (negative + negative.T))
 
 
 @dataclass(frozen=True, eq=False)

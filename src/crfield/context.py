@@ -2,7 +2,7 @@
 
 KK13 section 4.2 takes the unary as logistic in any features h_i of the variable. With context, h_i
 is made of the variable's costs, of what the whole image seems to hold, of where the variable lies
-and of its colour.
+and of its color.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class DenseCRF:
         init : (*grid, L) marginals to start from instead of softmax(-unary).
         callback : called as callback(iteration, marginals (N, L), free_energy); True stops.
         mask : boolean (*grid,); variables outside keep softmax(-unary) and exert no influence.
-        spacing : distance between grid neighbours along each axis, for anisotropic volumes.
+        spacing : distance between grid neighbors along each axis, for anisotropic volumes.
         positions : (N, d) coordinates for sets of points without a grid.
         layout : "channels_first" for unary (and init) of shape (L, *grid).
         window : where the grid lies in a larger one that it is a part of, a
@@ -205,16 +205,16 @@ class DenseCRF:
         start = None if init is None else as_start(init, costs, layout, observation)
 
         flat = observation.select(costs.reshape(-1, self.n_labels))
-        centred, offset = center_costs(flat, n_threads, most if costs is given else None)
+        centered, offset = center_costs(flat, n_threads, most if costs is given else None)
         report = None if callback is None else _with_offset(callback, offset)
         terms = self.build_terms(observation, costs.dtype, filter, filter_tol, n_threads, kept)
         guarded = check_guarantee(terms, algorithm, self.n_labels, check)
         if algorithm == "sequential":
             outcome = run_sequential(
-                centred, terms, init=start, max_iter=n_iter, tol=limit, callback=report
+                centered, terms, init=start, max_iter=n_iter, tol=limit, callback=report
             )
         else:
-            problem = make_problem(centred, terms, algorithm, n_threads, fused=start is None)
+            problem = make_problem(centered, terms, algorithm, n_threads, fused=start is None)
             outcome = run_parallel(
                 problem, init=start, max_iter=n_iter, tol=limit, guarded=guarded,
                 callback=report,
@@ -337,7 +337,7 @@ class DenseCRF:
 
     def rescaled(self, factor: float, grid_dim: int = 2) -> DenseCRF:
         """The same model for images whose sides are `factor` times as many pixels: widths in space
-        grow with them, colours and weights stay, because normalised kernels average.
+        grow with them, colors and weights stay, because normalized kernels average.
 
         grid_dim : how many of a joint covariance's features are positions.
         """
@@ -390,5 +390,5 @@ class DenseCRF:
 
 
 def _with_offset(callback: Callback, offset: float) -> Callback:
-    """The callback, told the free energy of the unary as given rather than centred."""
+    """The callback, told the free energy of the unary as given rather than centered."""
     return lambda iteration, marginals, energy: callback(iteration, marginals, energy + offset)

@@ -63,7 +63,7 @@ class DenseCRFClassifier(Estimator):
     Parameters
     ----------
     spatial, spatial_weight : width in pixels and weight of the smoothness term; None drops it.
-    bilateral, bilateral_weight : (pixels, colour) widths and weight of the term that follows the
+    bilateral, bilateral_weight : (pixels, color) widths and weight of the term that follows the
         image; None drops it.
     compatibility : "potts", "diagonal" or "symmetric", what the weights become when learned: one
         number a term, one a label, or one a pair of labels. All three start as the same model.

@@ -21,7 +21,7 @@ from crfield._validate import (
     shown,
 )
 
-# Integer images are brought to the customary 0..255 scale, so that one colour width fits them all.
+# Integer images are brought to the customary 0..255 scale, so that one color width fits them all.
 INTEGER_SCALE = {"uint8": 1.0, "uint16": 255.0 / 65535.0, "bool": 255.0}
 
 # Linear sRGB to CIE XYZ (D65).
@@ -92,7 +92,7 @@ class Observation:
     grid : shape of the grid of variables, e.g. (H, W) or (Z, H, W); (N,) for a set of points.
     image : (*grid, C) values in the image's own units, or None.
     features : named arrays (N, D) for `FeatureKernel`.
-    spacing : distance between neighbours along each axis of the grid, (d,).
+    spacing : distance between neighbors along each axis of the grid, (d,).
     positions : (N, d) coordinates that replace the grid's, or None.
     selected : flat indices of the variables that take part, or None for all.
     window : where the grid lies in a larger one, or None if it is whole.
@@ -149,7 +149,7 @@ class Observation:
         return self.positions is None and self.selected is None
 
     def colors(self, space: str, scale: float | None) -> NDArray[np.float64]:
-        """Image values (N, C) of the variables in the asked colour space, times `color_factor`."""
+        """Image values (N, C) of the variables in the asked color space, times `color_factor`."""
         values = self.select(self.channels()).astype(np.float64)
         with np.errstate(over="ignore"):  # the kernel refuses what is too large
             values = values * self.color_factor(scale)
@@ -231,7 +231,7 @@ def observe(
 
 def image_array(image: Any) -> NDArray[Any]:
     """An image (*grid[, C]) as an array of real numbers, from whatever `as_array` takes; Pillow
-    pictures upright, in colours and without transparency.
+    pictures upright, in colors and without transparency.
     """
     if is_from(image, "PIL"):
         from crfield._pillow import picture_pixels
@@ -249,7 +249,7 @@ def rgb_to_lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
     """CIE Lab (D65) of sRGB values (N, 3) in 0..255; L in 0..100, a and b about -100..100."""
     if rgb.shape[1] != 3:
         raise InputError(
-            f"image must have 3 channels for Lab colour, got {rgb.shape[1]}; "
+            f"image must have 3 channels for Lab color, got {rgb.shape[1]}; "
             'pass an RGB image or use color_space="rgb".'
         )
     s = np.clip(rgb / 255.0, 0.0, 1.0)
@@ -296,7 +296,7 @@ def _check_window(window: Any, grid: tuple[int, ...]) -> Window:
 
 
 def looks_swapped(shape: tuple[int, ...], grid: tuple[int, ...]) -> bool:
-    """Whether `shape` starts like `grid` with two neighbouring axes exchanged."""
+    """Whether `shape` starts like `grid` with two neighboring axes exchanged."""
     d = len(grid)
     return any(
         shape[:d] == (*grid[:k], grid[k + 1], grid[k], *grid[k + 2 :]) for k in range(d - 1)

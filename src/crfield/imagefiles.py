@@ -89,7 +89,7 @@ def file_suffix(path: Path) -> str:
 
 
 def read_image(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
-    """Read a grey or colour image or volume, upright and without transparency."""
+    """Read a gray or color image or volume, upright and without transparency."""
     with _decoding(path):
         if (volume := _read_volume(path, max_pixels)) is not None:
             return replace(volume, array=_real_pixels(path, volume.array))
@@ -116,7 +116,7 @@ def read_labels(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
             if picture.mode not in ("1", "L", "P", "I", "F") and "I;16" not in picture.mode:
                 raise InputError(
                     f"expected a single-channel or palette label image, but {path} is "
-                    f"{picture.mode}; save the label ids, not their colours, as a greyscale or "
+                    f"{picture.mode}; save the label ids, not their colors, as a grayscale or "
                     "palette PNG."
                 )
             upright = ImageOps.exif_transpose(picture)
@@ -352,7 +352,7 @@ def _as_label_map(file: ImageFile) -> ImageFile:
     if array.shape != file.grid or array.ndim not in (2, 3):
         raise InputError(
             f"expected one label per pixel, (H, W) or (Z, H, W), but {path} has shape "
-            f"{array.shape}; save the label ids, not colours or probabilities."
+            f"{array.shape}; save the label ids, not colors or probabilities."
         )
     if array.dtype == np.bool_:
         array = array.astype(np.uint8)

@@ -1,7 +1,7 @@
-"""Kernels k(f, g): which features they look at, their widths, shape and normalisation.
+"""Kernels k(f, g): which features they look at, their widths, shape and normalization.
 
 A kernel holds parameters only, never an image. `Spatial` looks at positions, `Bilateral` at
-positions and colours, `FeatureKernel` at features that are given by name at inference. Widths are
+positions and colors, `FeatureKernel` at features that are given by name at inference. Widths are
 one number, one number per dimension, or a full covariance; dividing by them turns every kernel into
 a function of f - g alone (KK13 section 3):
 
@@ -41,7 +41,7 @@ LARGEST_FEATURE = 2.0**46
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """What all kernels share: shape and normalisation.
+    """What all kernels share: shape and normalization.
 
     Methods take an observation, the checked image with its grid of `grid_dim` axes.
 
@@ -83,7 +83,7 @@ class Kernel:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether k(f, g) = k(g, f) after normalisation."""
+        """Whether k(f, g) = k(g, f) after normalization."""
         return self.normalization in ("none", "symmetric")
 
     def describe(self) -> str:
@@ -127,13 +127,13 @@ class Spatial(Kernel):
 
 @dataclass(frozen=True, eq=False)
 class Bilateral(Kernel):
-    """A kernel on positions and colours: smoothness that stops at edges.
+    """A kernel on positions and colors: smoothness that stops at edges.
 
     k_ij = exp(-|p_i - p_j|^2 / (2 sigma_xy^2) - |c_i - c_j|^2 / (2 sigma_color^2)).
 
     sigma_xy : spatial width, as for `Spatial`.
-    sigma_color : colour width; a number, one a channel, or a (C, C) covariance.
-    covariance : instead of both, one covariance (d + C, d + C) of positions and colours together.
+    sigma_color : color width; a number, one a channel, or a (C, C) covariance.
+    covariance : instead of both, one covariance (d + C, d + C) of positions and colors together.
     color_space : "rgb" (the image's own channels, any number) or "lab".
     color_scale : factor on the image's values; None maps 8 and 16 bit and [0, 1] images to 0..255.
     """

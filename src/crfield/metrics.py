@@ -81,9 +81,9 @@ def trimap_confusion(
 ) -> Counts:
     """The confusion matrix of the pixels near a border between two labels of the truth.
 
-    A pixel is on a border if one of its neighbours along an axis has another label, where
+    A pixel is on a border if one of its neighbors along an axis has another label, where
     neither is void. Those less than `width` away from a pixel on a border count, by the Euclidean
-    distance between their centres: `width=1` takes the pixels on borders alone.
+    distance between their centers: `width=1` takes the pixels on borders alone.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def _checked_pair(
     if true.shape != found.shape:
         raise InputError(
             f"truth and predicted must have one shape, got {true.shape} and {found.shape}; "
-            "resize the prediction to the truth with nearest neighbour."
+            "resize the prediction to the truth with nearest neighbor."
         )
     left_out = np.zeros(true.shape, bool) if void is None else true == void
     true_labels = as_label_map(true, "truth", n_labels, left_out)
@@ -234,7 +234,7 @@ def _count_pairs(
 def _on_border(
     labels: NDArray[np.integer[Any]], known: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Pixels with a neighbour of another label along an axis, both of them known."""
+    """Pixels with a neighbor of another label along an axis, both of them known."""
     border = np.zeros(labels.shape, bool)
     for axis in range(labels.ndim):
         here, there, known_here, known_there = (

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from crfield._axes import round_ticks, tick_names
-from crfield._colours import distinct_colours, uncertainty_ramp
+from crfield._colors import distinct_colors, uncertainty_ramp
 from crfield._validate import (
     MAX_LABELS,
     InputError,
@@ -33,19 +33,19 @@ Bytes = npt.NDArray[np.uint8]
 _INK, _PALE_INK, _GRID_LINE, _PAPER = "#24292f", "#6b7280", "#e5e7eb", "#ffffff"
 _CURVE = "#2563eb"
 _WIDEST = 10_000  # pixels of a chart
-_BACKGROUND_COLOUR = (38, 43, 54)
+_BACKGROUND_COLOR = (38, 43, 54)
 
 
 def label_palette(n: int) -> Bytes:
-    """`n` colours `(n, 3)`: a dark neutral one for label 0, then colours far from each other.
+    """`n` colors `(n, 3)`: a dark neutral one for label 0, then colors far from each other.
 
-    A longer palette begins with the shorter one, so a label keeps its colour.
+    A longer palette begins with the shorter one, so a label keeps its color.
     """
     n = as_count(n, "n", 1, MAX_LABELS)
-    check_memory(11.0 * n, f"a palette of {n} colours", "ask for one colour per label")
-    chosen = distinct_colours(max(0, min(n, 256) - 1))
-    palette = np.concatenate([np.array([_BACKGROUND_COLOUR], np.uint8), chosen])
-    return palette[np.arange(n) % 256]  # beyond 256 nobody can tell colours apart
+    check_memory(11.0 * n, f"a palette of {n} colors", "ask for one color per label")
+    chosen = distinct_colors(max(0, min(n, 256) - 1))
+    palette = np.concatenate([np.array([_BACKGROUND_COLOR], np.uint8), chosen])
+    return palette[np.arange(n) % 256]  # beyond 256 nobody can tell colors apart
 
 
 def colorize(labels: Array, palette: Array | None = None) -> Image.Image:
@@ -56,7 +56,7 @@ def colorize(labels: Array, palette: Array | None = None) -> Image.Image:
             "labels must be whole numbers of shape (H, W) or (Z, H, W), got "
             f"{labels.dtype} of shape {labels.shape}; pass a label map."
         )
-    return Image.fromarray(_label_colours(_middle_slice(labels, 2), palette))
+    return Image.fromarray(_label_colors(_middle_slice(labels, 2), palette))
 
 
 def overlay(
@@ -66,7 +66,7 @@ def overlay(
     palette: Array | None = None,
     outlines: bool = True,
 ) -> Image.Image:
-    """An image (*grid[, C]) tinted with the colours of its labels (*grid,).
+    """An image (*grid[, C]) tinted with the colors of its labels (*grid,).
 
     `alpha` is the share of the tint; `outlines` draws a light line where labels change; the palette
     is (K, 3).
@@ -228,8 +228,8 @@ def line_plot(
         draw.circle(point, 4 * scale, fill=_PAPER)
         draw.circle(point, 3 * scale, fill=_CURVE)
     draw.text((width / 2, 26 * scale), title, fill=_INK, font=large, anchor="mm")
-    centre = ((left + right) / 2, height - 16 * scale)
-    draw.text(centre, xlabel, fill=_INK, font=small, anchor="mm")
+    center = ((left + right) / 2, height - 16 * scale)
+    draw.text(center, xlabel, fill=_INK, font=small, anchor="mm")
     if ylabel:
         _text_upwards(sheet, ylabel, (16 * scale, round((top + bottom) / 2)), small)
     return sheet.resize(size, Image.Resampling.LANCZOS)
@@ -282,13 +282,13 @@ def _display(image: Array | Image.Image, grid_axes: int) -> Bytes:
     return np.ascontiguousarray(pixels[..., :3])
 
 
-def _label_colours(labels: Array, palette: Array | None) -> Bytes:
-    colours = label_palette(256) if palette is None else np.asarray(palette, np.uint8)
-    return colours[labels.astype(np.int64) % len(colours)]
+def _label_colors(labels: Array, palette: Array | None) -> Bytes:
+    colors = label_palette(256) if palette is None else np.asarray(palette, np.uint8)
+    return colors[labels.astype(np.int64) % len(colors)]
 
 
 def _borders(labels: Array) -> npt.NDArray[np.bool_]:
-    """Pixels whose right or lower neighbour has another label."""
+    """Pixels whose right or lower neighbor has another label."""
     changes = np.zeros(labels.shape, dtype=bool)
     changes[:, :-1] |= labels[:, :-1] != labels[:, 1:]
     changes[:-1] |= labels[:-1] != labels[1:]
@@ -306,10 +306,10 @@ def _scaled_to(panel: Image.Image, height: int) -> Image.Image:
 
 
 def _text_upwards(
-    sheet: Image.Image, text: str, centre: tuple[int, int], font: Any
+    sheet: Image.Image, text: str, center: tuple[int, int], font: Any
 ) -> None:
     _, top, right, bottom = font.getbbox(text)
     strip = Image.new("RGB", (math.ceil(right), math.ceil(bottom + top)), _PAPER)
     ImageDraw.Draw(strip).text((0, 0), text, fill=_INK, font=font)
     turned = strip.transpose(Image.Transpose.ROTATE_90)
-    sheet.paste(turned, (centre[0] - turned.width // 2, centre[1] - turned.height // 2))
+    sheet.paste(turned, (center[0] - turned.width // 2, center[1] - turned.height // 2))

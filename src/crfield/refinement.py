@@ -13,7 +13,7 @@ from crfield._inputs import (
     LAYOUTS,
     check_same_grid,
     is_foreground,
-    refuse_colours,
+    refuse_colors,
     sums_to_one,
 )
 from crfield._validate import (
@@ -42,7 +42,7 @@ BILATERAL_FOR_LABELS = (30.0, 5.0)
 BILATERAL_FOR_PROBABILITIES = (60.0, 8.0)
 BILATERAL_FOR_SCRIBBLES = (40.0, 10.0)  # by experiments/grabcut33.py
 
-# Hardly any image shows more; grey values from 0 to 255 that are no labels do.
+# Hardly any image shows more; gray values from 0 to 255 that are no labels do.
 _MANY_LABELS = 64
 
 
@@ -82,7 +82,7 @@ def refine(
         same kinds as the image, a nibabel image only beside another.
     model : a `DenseCRF`, for instance a learned one, instead of two Potts terms:
     spatial, spatial_weight : width in pixels and weight of the smoothness term; None drops it.
-    bilateral, bilateral_weight : (pixels, colour) widths and weight of the term that follows the
+    bilateral, bilateral_weight : (pixels, color) widths and weight of the term that follows the
         image; "auto" is (30, 5) for label maps, (40, 10) for scribbles and (60, 8) for
         probabilities, None drops it.
     confidence, unknown, n_labels : for label maps: the probability that a label is right, the value
@@ -110,7 +110,7 @@ def refine(
         if spacing is None:
             spacing = image_spacing(given, min(image.ndim, 3))
     if values.dtype.kind in "iub":
-        refuse_colours(values.shape, None if image is None else image.shape)
+        refuse_colors(values.shape, None if image is None else image.shape)
         if image is not None and values.size:
             check_same_grid(values.shape, image.shape, "labels")
         if model is not None and n_labels is None:
@@ -168,7 +168,7 @@ def model_for(
 def potts_model(
     n_labels: int, spatial: Any, spatial_weight: float, bilateral: Any, bilateral_weight: float
 ) -> DenseCRF:
-    """A Potts term on positions and one on positions and colours; None drops a term."""
+    """A Potts term on positions and one on positions and colors; None drops a term."""
     terms = []
     if spatial is not None:
         terms.append(Pairwise(Spatial(spatial), Potts(spatial_weight)))
@@ -177,7 +177,7 @@ def potts_model(
             sigma_xy, sigma_color = bilateral
         except (TypeError, ValueError):
             raise InputError(
-                f"bilateral must be a pair (pixels, colour), got {shown(bilateral)}; "
+                f"bilateral must be a pair (pixels, color), got {shown(bilateral)}; "
                 "for example (60, 8)."
             ) from None
         terms.append(Pairwise(Bilateral(sigma_xy, sigma_color), Potts(bilateral_weight)))
@@ -188,7 +188,7 @@ def _costs_of_scribbles(
     labels: NDArray[Any], image: Any, unknown: int | None, n_labels: int | None, spacing: Any,
     threads: int | None,
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """The ids that are painted, or all of 0..n_labels-1, and costs by colours and distances."""
+    """The ids that are painted, or all of 0..n_labels-1, and costs by colors and distances."""
     if image is None:
         raise InputError("scribbles need the image that they are painted on; pass it.")
     check_unpainted(labels != unknown, unknown)

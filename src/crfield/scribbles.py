@@ -1,4 +1,4 @@
-"""Costs from a few painted pixels: a mixture of Gaussians over the colours of each label."""
+"""Costs from a few painted pixels: a mixture of Gaussians over the colors of each label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield import _native
-from crfield._colourmodel import Colours, Memo, colour_bytes, colour_costs, colours_of
+from crfield._colormodel import Colors, Memo, color_bytes, color_costs, colors_of
 from crfield._parallel import thread_count
 from crfield._validate import (
     MAX_LABELS,
@@ -27,7 +27,7 @@ from crfield.features import image_array, observe
 from crfield.unary import UNKNOWN, check_labels
 
 __all__ = [
-    "MAX_COMPONENTS", "Colours", "colours_of", "distances_to", "paint_over", "unary_from_scribbles",
+    "MAX_COMPONENTS", "Colors", "colors_of", "distances_to", "paint_over", "unary_from_scribbles",
 ]
 
 MAX_COMPONENTS = 32
@@ -47,16 +47,16 @@ def unary_from_scribbles(
     confidence: float = 1.0,
     unknown: int = UNKNOWN,
     spacing: Any = None,
-    colours: Colours | None = None,
+    colors: Colors | None = None,
     threads: int | None = None,
 ) -> FloatArray:
-    """Costs (*grid, L) of an image from a few pixels that somebody has labelled.
+    """Costs (*grid, L) of an image from a few pixels that somebody has labeled.
 
-    Each label's colours are a mixture of Gaussians, fitted by expectation maximisation to its
+    Each label's colors are a mixture of Gaussians, fitted by expectation maximization to its
     painted pixels. With d_i(l) the distance to the nearest of these and r a hundredth of the
     image's diagonal,
 
-        u_i(l) = -strength log p(colour_i | l) + nearness log(d_i(l) + r) + a constant of pixel i.
+        u_i(l) = -strength log p(color_i | l) + nearness log(d_i(l) + r) + a constant of pixel i.
 
     Painted pixels have their label with probability `confidence`, by default for certain.
 
@@ -65,11 +65,11 @@ def unary_from_scribbles(
     image : (H, W) or (H, W, C) array, or a volume (Z, H, W[, C]).
     scribbles : (*grid), whole numbers: a label in 0..L-1, or `unknown` where nothing is painted.
     n_labels : L; by default one more than the largest label painted.
-    components : Gaussians a label, fewer where few colours were painted.
-    strength : how far colours are trusted, from 0 (not at all) to 1 (as if they were independent).
+    components : Gaussians a label, fewer where few colors were painted.
+    strength : how far colors are trusted, from 0 (not at all) to 1 (as if they were independent).
     nearness : how far a label's pixels are expected around its scribbles; 0 leaves distances out.
-    spacing : distance between neighbours along each axis, (d,), if it is not the same.
-    colours : what `colours_of(image)` gave, to save its time from stroke to stroke.
+    spacing : distance between neighbors along each axis, (d,), if it is not the same.
+    colors : what `colors_of(image)` gave, to save its time from stroke to stroke.
     threads : native threads, None for all cores.
     """
     k = as_count(components, "components", maximum=MAX_COMPONENTS)
@@ -81,18 +81,18 @@ def unary_from_scribbles(
         raise InputError(f"nearness must lie in [0, 100], got {near:g}; try 3.")
     sure = _as_probability(confidence)
     array = as_array(scribbles, "scribbles")
-    if colours is None:
+    if colors is None:
         pixels = image_array(image)
-        grey = pixels.ndim == 3 and pixels.shape == array.shape
-        colours = colours_of(pixels[..., None] if grey else pixels)
-        colours = replace(colours, memo=Memo(0))  # nobody will ask again
-    elif not isinstance(colours, Colours):
+        gray = pixels.ndim == 3 and pixels.shape == array.shape
+        colors = colors_of(pixels[..., None] if gray else pixels)
+        colors = replace(colors, memo=Memo(0))  # nobody will ask again
+    elif not isinstance(colors, Colors):
         raise InputError(
-            f"colours must be what colours_of(image) gave, got {shown(colours)}; pass that."
+            f"colors must be what colors_of(image) gave, got {shown(colors)}; pass that."
         )
-    if array.shape != colours.bins.shape:
+    if array.shape != colors.bins.shape:
         raise InputError(
-            f"scribbles must have the image's grid {colours.bins.shape}, got {array.shape}; "
+            f"scribbles must have the image's grid {colors.bins.shape}, got {array.shape}; "
             "paint on the image itself."
         )
     steps = observe(array.shape, spacing=spacing).spacing
@@ -108,16 +108,16 @@ def unary_from_scribbles(
             "paint some pixels of another label."
         )
     check_unpainted(known, unknown)
-    _check_room(colours, len(present), n, k)
+    _check_room(colors, len(present), n, k)
     # Labels come first until the end: numbers of one label lie together, which is faster.
     masks = [known & (labels == label) for label in present]
-    table = colour_costs(colours, masks, k, trust)
-    unary = np.take(table, colours.bins.ravel(), axis=1)
+    table = color_costs(colors, masks, k, trust)
+    unary = np.take(table, colors.bins.ravel(), axis=1)
     del table
     if near:
         key = ("distances", None if steps is None else tuple(steps))
         for row, mask in zip(unary, masks, strict=True):
-            row += near * colours.memo.recall(
+            row += near * colors.memo.recall(
                 key, mask, lambda mask: _log_distances(mask, steps, thread_count(threads))
             )
     unary -= unary.min(0)
@@ -209,7 +209,7 @@ def distances_to(
     """Distances (P, *grid) to the nearest of those marked (P, *grid), the diagonal where none is,
     on grids (H, W) and (Z, H, W).
 
-    spacing : distance between neighbours, or (d,) along each axis.
+    spacing : distance between neighbors, or (d,) along each axis.
     """
     n, *depth, height, width = marked.shape
     weights = np.broadcast_to(spacing, marked.ndim - 1).astype(np.float64) ** 2
@@ -235,13 +235,13 @@ def _transformed(
     return values
 
 
-def _check_room(colours: Colours, n_present: int, n_labels: int, components: int) -> None:
+def _check_room(colors: Colors, n_present: int, n_labels: int, components: int) -> None:
     """Refuse scribbles whose costs do not fit into memory: beside a mask of each label (P, N) there
-    is a colour model at first, then costs (P, N) and (N, L), with distances one label at a time.
+    is a color model at first, then costs (P, N) and (N, L), with distances one label at a time.
     """
-    n = colours.bins.size
+    n = colors.bins.size
     costs = 4.0 * (n_present + max(n_labels, n_present)) + 32.0
     check_memory(
-        n * (n_present + 16.0) + max(n * costs, colour_bytes(colours, n_present, components)),
+        n * (n_present + 16.0) + max(n * costs, color_bytes(colors, n_present, components)),
         f"Costs of {n} pixels and {n_labels} labels", "use a smaller image or fewer labels",
     )

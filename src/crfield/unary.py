@@ -79,7 +79,7 @@ def unary_from_probabilities(
         raise InputError(
             f"probabilities must sum to 1 over the labels, got {p.sum(-1)[index]:g} at index "
             f"{index}; the labels must be the last axis (layout=\"channels_first\" if they are the "
-            "first), or normalise them."
+            "first), or normalize them."
         )
     floor = max(floor, float(np.finfo(p.dtype).tiny))
     with np.errstate(over="ignore", invalid="ignore"):

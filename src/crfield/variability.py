@@ -73,7 +73,7 @@ def check_binary(array: NDArray[Any], name: str) -> None:
 def k_means(points: Points, n_clusters: int, rng: np.random.Generator) -> NDArray[np.intp]:
     """The cluster (n,) of each of `points` (n, d), in the best of a few runs from `rng`.
 
-    The `n_clusters` centres lower sum_i |point_i - centre_i|^2.
+    The `n_clusters` centers lower sum_i |point_i - center_i|^2.
     """
     runs = [_clusters(points, n_clusters, rng) for _ in range(_RESTARTS)]
     return min(runs, key=lambda run: run[1])[0]
@@ -89,37 +89,37 @@ def _entropies(probabilities: Points) -> Points:
 def _clusters(
     points: Points, n_clusters: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.intp], float]:
-    """The cluster of each point, (n,), and the sum of squared distances to the centres."""
-    centres = _spread_centres(points, n_clusters, rng)
+    """The cluster of each point, (n,), and the sum of squared distances to the centers."""
+    centers = _spread_centers(points, n_clusters, rng)
     clusters = np.full(len(points), -1, np.intp)
     for _ in range(_MAX_PASSES):
-        distances = _squared_distances(points, centres)
+        distances = _squared_distances(points, centers)
         nearest = np.argmin(distances, axis=1)
         if (nearest == clusters).all():
             break
         clusters = nearest
-        # A centre that lost its last point stays, where it may win some back.
+        # A center that lost its last point stays, where it may win some back.
         for k in np.unique(clusters):
-            centres[k] = points[clusters == k].mean(axis=0)
-    return clusters, float(np.square(points - centres[clusters]).sum())
+            centers[k] = points[clusters == k].mean(axis=0)
+    return clusters, float(np.square(points - centers[clusters]).sum())
 
 
-def _spread_centres(points: Points, n_clusters: int, rng: np.random.Generator) -> Points:
+def _spread_centers(points: Points, n_clusters: int, rng: np.random.Generator) -> Points:
     """Points drawn one after another, with a chance that grows as the squared distance (k-means++).
     """
     chosen = [int(rng.integers(len(points)))]
     nearest = _squared_distances(points, points[chosen])[:, 0]
     while len(chosen) < n_clusters:
         total = nearest.sum()
-        # Where every point has a centre on it, any will do.
+        # Where every point has a center on it, any will do.
         chances = nearest / total if total > 0 else None
         chosen.append(int(rng.choice(len(points), p=chances)))
         nearest = np.minimum(nearest, _squared_distances(points, points[chosen[-1:]])[:, 0])
     return points[chosen]
 
 
-def _squared_distances(points: Points, centres: Points) -> Points:
+def _squared_distances(points: Points, centers: Points) -> Points:
     """(n, K) squared Euclidean distances."""
-    products = points @ centres.T
-    sizes = np.square(points).sum(axis=1)[:, None] + np.square(centres).sum(axis=1)
+    products = points @ centers.T
+    sizes = np.square(points).sum(axis=1)[:, None] + np.square(centers).sum(axis=1)
     return np.asarray(np.maximum(sizes - 2 * products, 0.0))

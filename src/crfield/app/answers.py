@@ -36,7 +36,7 @@ def png(picture: Image.Image) -> Response:
 
 
 def labels_picture(done: Refinement) -> Image.Image:
-    """The labels of a refinement as a picture of their values, in the colours of the page where
+    """The labels of a refinement as a picture of their values, in the colors of the page where
     they fit into bytes.
     """
     values = done.mask_values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_PAINTED_LABELS = 32  # colours that can be told apart
+MAX_PAINTED_LABELS = 32  # colors that can be told apart
 MAX_SETTINGS_BYTES = 2**16
 
 

@@ -95,7 +95,7 @@ def unary_of(
     if settings.source == "scribbles":
         return unary_from_scribbles(
             image.pixels, scribbles, settings.n_labels, components=settings.components,
-            strength=settings.strength, nearness=settings.nearness, colours=image.colours,
+            strength=settings.strength, nearness=settings.nearness, colors=image.colors,
         )
     if initial is None:
         raise InputError(

@@ -184,7 +184,7 @@ class Routes:
         return await in_thread(lambda: png(labels_picture(done)))
 
     async def overlay(self, request: Request) -> Response:
-        """The image under the last refinement's colours."""
+        """The image under the last refinement's colors."""
         image, done = self._image(request), self._refinement(request)
         return await in_thread(lambda: png(overlay(show(image.pixels), done.labels)))
 

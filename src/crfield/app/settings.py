@@ -98,7 +98,7 @@ def _pair(value: Any) -> tuple[float, float] | None:
         return None
     if not isinstance(value, list) or len(value) != 2:
         raise InputError(
-            f"bilateral must be a pair of widths, got {shown(value)}; send [pixels, colour]."
+            f"bilateral must be a pair of widths, got {shown(value)}; send [pixels, color]."
         )
     return _width(value[0], "bilateral"), _width(value[1], "bilateral")
 

@@ -89,9 +89,9 @@ def _model_lines(settings: Settings, n_labels: int) -> list[str]:
             f"crfield.Potts({settings.spatial_weight!r})),"
         ]
     if settings.bilateral is not None:
-        pixels, colours = settings.bilateral
+        pixels, colors = settings.bilateral
         lines += [
-            f"    crfield.Pairwise(crfield.Bilateral({pixels!r}, {colours!r}), "
+            f"    crfield.Pairwise(crfield.Bilateral({pixels!r}, {colors!r}), "
             f"crfield.Potts({settings.bilateral_weight!r})),"
         ]
     return [*lines, "])"]

@@ -16,7 +16,7 @@ from crfield._validate import InputError
 from crfield.app.limits import Limits
 from crfield.app.settings import Settings
 from crfield.dense import DenseCRF
-from crfield.scribbles import Colours, colours_of
+from crfield.scribbles import Colors, colors_of
 
 Bytes = NDArray[np.uint8]
 NOTHING = 255  # a pixel without a scribble
@@ -88,13 +88,13 @@ class OpenImage:
         return self.pixels.shape[0], self.pixels.shape[1]
 
     @cached_property
-    def colours(self) -> Colours:
-        """The image's colours, which all its colour models share."""
-        return colours_of(self.pixels)
+    def colors(self) -> Colors:
+        """The image's colors, which all its color models share."""
+        return colors_of(self.pixels)
 
     @property
     def n_bytes(self) -> int:
-        """About what it takes: pixels, bins of colours, planes of the last result."""
+        """About what it takes: pixels, bins of colors, planes of the last result."""
         done = None if self.refinement is None else self.refinement.initial
         segmentations = {id(s): s.values.nbytes for s in (self.initial, done) if s is not None}
         planes = 12 * self.grid[0] * self.grid[1]

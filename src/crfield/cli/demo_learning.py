@@ -106,7 +106,7 @@ def describe_change(start: DenseCRF, model: DenseCRF) -> str:
         assert isinstance(new.compatibility, Potts)
         if isinstance(old.kernel, Bilateral) and isinstance(new.kernel, Bilateral):
             widths = f"bilateral {old.kernel.sigma_xy:.3g} px -> {new.kernel.sigma_xy:.3g} px"
-            widths += f" and colour {old.kernel.sigma_color:.3g} -> {new.kernel.sigma_color:.3g}"
+            widths += f" and color {old.kernel.sigma_color:.3g} -> {new.kernel.sigma_color:.3g}"
         else:
             assert isinstance(old.kernel, Spatial)
             assert isinstance(new.kernel, Spatial)

@@ -53,7 +53,7 @@ def write_extras(
 
 
 def palette_of(keywords: dict[str, Any]) -> bytes:
-    """Colours for ids 0 to 255, where unknown pixels look empty."""
+    """Colors for ids 0 to 255, where unknown pixels look empty."""
     palette = pictures.label_palette(256)
     unknown = keywords.get("unknown", 255)
     if unknown is not None and 0 <= unknown < 256:

@@ -53,7 +53,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     )
     prediction.add_argument(
         "--labels", type=Path, metavar="FILE",
-        help="label image with one id per pixel (grey or palette PNG, TIFF, NIfTI, .npy), "
+        help="label image with one id per pixel (gray or palette PNG, TIFF, NIfTI, .npy), "
         "or a folder",
     )
     prediction.add_argument(
@@ -87,11 +87,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--model", type=Path, metavar="FILE", default=None,
         help="a saved model, in place of the options below")
     add("--spatial", type=_positive, metavar="S",
-        help=f"pixels over which neighbours should agree {_default('spatial')}")
+        help=f"pixels over which neighbors should agree {_default('spatial')}")
     add("--spatial-weight", type=float, metavar="W",
         help=f"how much they should {_default('spatial_weight')}")
     add("--bilateral", type=_positive, nargs=2, metavar=("XY", "RGB"),
-        help="distance in pixels and difference in colour (of 0 to 255, or in the units of a scan) "
+        help="distance in pixels and difference in color (of 0 to 255, or in the units of a scan) "
         "over which similar pixels should agree (default: 30 5 with --labels, 40 10 with "
         "--scribbles, 60 8 with --probs)")
     add("--bilateral-weight", type=float, metavar="W",

@@ -56,7 +56,7 @@ class LearningProgress:
             self._bar.update(0)  # redraws at most ten times a second
 
     def iteration_done(self, iteration: int, report: LearningReport) -> None:
-        """The optimiser has ended an iteration; 0 is the evaluation of the start."""
+        """The optimizer has ended an iteration; 0 is the evaluation of the start."""
         now = time.monotonic()
         if iteration > 0 and self._visited:
             self._durations.append(now - self._began)

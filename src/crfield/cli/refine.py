@@ -205,7 +205,7 @@ def _read_prediction(
     labels = read_labels(job.prediction, arguments.max_pixels)
     _check_grids(job, image, labels.grid, None)
     _check_two_labels(labels, keywords)
-    if labels.mode is None:  # neither .npy nor volumes have colours to keep
+    if labels.mode is None:  # neither .npy nor volumes have colors to keep
         labels = replace(labels, palette=palette, nifti=labels.nifti or image.nifti)
     return labels.array, labels
 

@@ -189,7 +189,7 @@ def _block_shares(labels: Labels, n_labels: int, block: int) -> NDArray[np.float
 def _interpolate(
     coarse: NDArray[np.float32], grid: tuple[int, ...], block: int
 ) -> NDArray[np.float32]:
-    """Linear interpolation from block centres, (*coarse, C), to pixel centres, (*grid, C)."""
+    """Linear interpolation from block centers, (*coarse, C), to pixel centers, (*grid, C)."""
     fine: NDArray[np.float32] = coarse
     for axis, length in enumerate(grid):
         last = fine.shape[axis] - 1
@@ -213,19 +213,19 @@ def _with_wrong_blobs(
     covered = np.zeros(labels.shape, bool)
     n_wanted = flip * labels.size
     while np.count_nonzero(covered) < n_wanted:
-        centre = tuple(int(rng.integers(length)) for length in labels.shape)
+        center = tuple(int(rng.integers(length)) for length in labels.shape)
         radius = block * rng.uniform(0.75, 1.5)
         window = tuple(
             slice(max(0, int(middle - radius)), min(length, int(middle + radius) + 1))
-            for middle, length in zip(centre, labels.shape, strict=True)
+            for middle, length in zip(center, labels.shape, strict=True)
         )
         positions: Sequence[NDArray[np.intp]] = np.ogrid[window]
         distance = sum(
             np.square(position - middle)
-            for position, middle in zip(positions, centre, strict=True)
+            for position, middle in zip(positions, center, strict=True)
         )
         ball = np.asarray(distance <= radius**2)
-        wrong = (int(labels[centre]) + int(rng.integers(1, n_labels))) % n_labels
+        wrong = (int(labels[center]) + int(rng.integers(1, n_labels))) % n_labels
         result[window][ball] = wrong
         covered[window] |= ball
     return result

@@ -13,7 +13,7 @@ from crfield.unary import unary_from_logits
 
 N_LEVELS = 6
 
-# Ellipses as (centre down, centre right, half height, half width), in shares of the side.
+# Ellipses as (center down, center right, half height, half width), in shares of the side.
 _FIGURES = (
     # A head on a body.
     ((0.22, 0.50, 0.15, 0.15), (0.64, 0.50, 0.32, 0.25)),
@@ -144,15 +144,15 @@ def _figure(
     spreads: tuple[float, float, float], size: int, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
     """(size, size), whether a pixel's middle lies in one of the ellipses of a figure."""
-    place_spread, centre_spread, axis_spread = spreads
+    place_spread, center_spread, axis_spread = spreads
     ellipses = np.array(_FIGURES[rng.integers(len(_FIGURES))])
     place = place_spread * rng.standard_normal(2)
-    centres = ellipses[:, :2] + place + centre_spread * rng.standard_normal((len(ellipses), 2))
-    centres = np.clip(centres, _BORDER, 1 - _BORDER)
+    centers = ellipses[:, :2] + place + center_spread * rng.standard_normal((len(ellipses), 2))
+    centers = np.clip(centers, _BORDER, 1 - _BORDER)
     axes = ellipses[:, 2:] * np.exp(axis_spread * rng.standard_normal((len(ellipses), 2)))
     middles = (np.arange(size) + 0.5) / size
-    down = (middles - centres[:, :1]) / axes[:, :1]
-    right = (middles - centres[:, 1:]) / axes[:, 1:]
+    down = (middles - centers[:, :1]) / axes[:, :1]
+    right = (middles - centers[:, 1:]) / axes[:, 1:]
     return np.asarray((down[:, :, None] ** 2 + right[:, None, :] ** 2 <= 1).any(axis=0))
 
 

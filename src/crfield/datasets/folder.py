@@ -45,7 +45,7 @@ class Example:
     features
         (*grid, F) float32 inputs of a unary that is learned, or None.
     spacing
-        Distance between neighbours along each axis of the grid, (d,), where the file tells it.
+        Distance between neighbors along each axis of the grid, (d,), where the file tells it.
     """
 
     name: str
@@ -71,7 +71,7 @@ class FolderDataset(Sequence[Example]):
       "kind": "probabilities", "scale": 1}}`.
 
     Unaries of the kinds "probabilities", "log_probabilities", "costs" and "features" are the
-    stored numbers times `scale`; the first two are normalised over the labels after
+    stored numbers times `scale`; the first two are normalized over the labels after
     interpolation. The kind "labels" means label maps that are right with the probability
     `"confidence": 0.7`. `"unaries": null` leaves them out, and so does having no such folder.
 

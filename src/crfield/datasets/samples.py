@@ -30,7 +30,7 @@ class Sample:
     name
         What to call the sample.
     image
-        (*grid, 3) uint8 colours.
+        (*grid, 3) uint8 colors.
     mask
         (*grid) uint8 true labels, indices into `label_names`.
     label_names

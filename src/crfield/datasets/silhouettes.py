@@ -30,7 +30,7 @@ class Silhouettes:
     Attributes
     ----------
     images
-        (n, size, size, 3) uint8 colours.
+        (n, size, size, 3) uint8 colors.
     masks
         (n, size, size) uint8, 1 in the object and 0 elsewhere.
     names
@@ -137,11 +137,11 @@ def read_silhouettes(
     images, masks, found = [], [], []
     for index, (name, image, truth) in enumerate(_read(source, split, names)):
         with naming(Path(name)):
-            colours, mask = _as_colours(image), _as_mask(truth, labels)
+            colors, mask = _as_colors(image), _as_mask(truth, labels)
         window = _object_window(mask, margin) if crop == "object" else _whole_window(mask)
         for shift in versions.shifts(index):
             shifted = window + shift * (window[1] - window[0])
-            images.append(_resized(colours, shifted, size))
+            images.append(_resized(colors, shifted, size))
             masks.append(_resized(255 * mask, shifted, size, beyond="constant") >= 128)
         if versions.mirror:
             images += [version[:, ::-1] for version in images[-1 - versions.n_shifts :]]
@@ -203,8 +203,8 @@ def _as_labels(foreground: int | Sequence[int]) -> list[int]:
     return [as_count(label, "foreground", minimum=0) for label in several]
 
 
-def _as_colours(image: NDArray[Any]) -> NDArray[np.uint8]:
-    """(H, W, 3) bytes of a grey or colour photo."""
+def _as_colors(image: NDArray[Any]) -> NDArray[np.uint8]:
+    """(H, W, 3) bytes of a gray or color photo."""
     if image.dtype != np.uint8 or image.ndim < 2 or image.shape[2:] not in ((), (3,)):
         raise InputError(
             f"the image must be a photo of 8 bits a channel, got {image.dtype} of shape "

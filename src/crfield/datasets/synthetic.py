@@ -15,8 +15,8 @@ from crfield.datasets.degrade import noisy_probabilities
 from crfield.datasets.samples import Sample
 
 _OBJECTS_PER_LABEL = 2
-# Standard deviation of an object's colour around its label's, in grey levels.
-_COLOUR_SPREAD = 12.0
+# Standard deviation of an object's color around its label's, in gray levels.
+_COLOR_SPREAD = 12.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ def synthetic_scenes(
     block: int = 6,
     seed: int = 0,
 ) -> list[Scene]:
-    """Scenes of overlapping ellipsoids and polytopes whose colours depend on their labels.
+    """Scenes of overlapping ellipsoids and polytopes whose colors depend on their labels.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def synthetic_scenes(
     n_labels
         Number of labels L from 2 to 255; label 0 is the background.
     noise
-        Standard deviation of the pixel noise, in grey levels of 255.
+        Standard deviation of the pixel noise, in gray levels of 255.
     block
         Coarseness of the probabilities, see `noisy_probabilities`.
     seed
@@ -87,13 +87,13 @@ def _scene(
     rng = np.random.default_rng([seed, index])
     positions = np.moveaxis(np.indices(grid, dtype=np.float64), 0, -1)
     mask = np.zeros(grid, np.uint8)
-    colours = _label_colours(n_labels)
-    image = np.broadcast_to(colours[0], (*grid, 3)).copy()
+    colors = _label_colors(n_labels)
+    image = np.broadcast_to(colors[0], (*grid, 3)).copy()
     objects = np.repeat(np.arange(1, n_labels, dtype=np.uint8), _OBJECTS_PER_LABEL)
     for label in rng.permutation(objects):
         inside = _object(positions, grid, rng)
         mask[inside] = label
-        image[inside] = colours[label] + rng.normal(0, _COLOUR_SPREAD, 3)
+        image[inside] = colors[label] + rng.normal(0, _COLOR_SPREAD, 3)
     image *= _shading(positions, grid, rng)[..., None]
     image += rng.normal(0, noise, image.shape)
     return Scene(
@@ -107,8 +107,8 @@ def _scene(
     )
 
 
-def _label_colours(n_labels: int) -> NDArray[np.float64]:
-    """(L, 3) colours spread over the colour circle; bright and dark ones take turns."""
+def _label_colors(n_labels: int) -> NDArray[np.float64]:
+    """(L, 3) colors spread over the color circle; bright and dark ones take turns."""
     labels = np.arange(n_labels)[:, None]
     brightness = 110 + 10 * (labels % 2)
     hues = 2 * np.pi * (labels / n_labels + np.arange(3) / 3)

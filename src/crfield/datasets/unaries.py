@@ -138,7 +138,7 @@ class UnaryStore:
             if labels.shape != grid:
                 raise InputError(
                     f"labels used as unaries must have the size of the image, {grid}, got "
-                    f"{labels.shape}; resize them with nearest neighbour."
+                    f"{labels.shape}; resize them with nearest neighbor."
                 )
             confidence = self.description.confidence
             unary = unary_from_labels(
@@ -184,7 +184,7 @@ class UnaryStore:
 def resize_linearly(values: Planes, grid: tuple[int, ...]) -> Planes:
     """Linear interpolation of each plane of (*coarse, C) to (*grid, C).
 
-    The centre of pixel i of n lies at (i + 1/2) / n of the side; beyond the outermost centres
+    The center of pixel i of n lies at (i + 1/2) / n of the side; beyond the outermost centers
     the outermost values hold.
     """
     for axis, length in enumerate(grid):

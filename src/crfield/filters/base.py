@@ -1,4 +1,4 @@
-"""The operator protocol, and what the native operators share: normalisation and dense form."""
+"""The operator protocol, and what the native operators share: normalization and dense form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from crfield._validate import FloatArray, InputError, check_memory
 
 
 class FeatureGradient(Protocol):
-    """A sum of derivatives of expressions in K by the features, normalisation included."""
+    """A sum of derivatives of expressions in K by the features, normalization included."""
 
     def add(self, u: FloatArray, v: FloatArray, filtered: FloatArray, out: FloatArray) -> None:
         """Add d sum(u * K v), given `filtered` = K v; K' u, a by-product, goes to `out`."""
@@ -35,7 +35,7 @@ class KernelOperator(Protocol):
         """K x for x (N, L), written to `out` (N, L) if that is given."""
 
     def apply_transpose(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
-        """K' x for x (N, L), as `apply`; another only for normalisation before or after."""
+        """K' x for x (N, L), as `apply`; another only for normalization before or after."""
 
     def diagonal(self) -> FloatArray:
         """K_ii, shape (N,)."""
@@ -98,7 +98,7 @@ class NormalizedFilter:
             self.post = 1.0 / rows
 
     def row_sums(self) -> FloatArray:
-        """K 1 without normalisation, (N,)."""
+        """K 1 without normalization, (N,)."""
         return self._run(np.ones((self.n_variables, 1), self.dtype), None, None, None)[:, 0]
 
     def apply(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
@@ -125,7 +125,7 @@ class NormalizedFilter:
         self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
         out: FloatArray | None,
     ) -> FloatArray:
-        """d sum(u_scale u * K(v_scale v)) / d features (N, D), K without normalisation.
+        """d sum(u_scale u * K(v_scale v)) / d features (N, D), K without normalization.
 
         The scales are held fixed. u and v are (N, L), their scales (N,) or None;
         v_scale K(u_scale u) goes to `out` (N, L) if that is given.
@@ -133,7 +133,7 @@ class NormalizedFilter:
         raise NotImplementedError
 
     def plain_diagonal_gradient(self, s: FloatArray) -> FloatArray:
-        """d sum_i s_i K_ii / d features (N, D) for s (N,), K without normalisation."""
+        """d sum_i s_i K_ii / d features (N, D) for s (N,), K without normalization."""
         raise NotImplementedError
 
     def spectral_bound(self) -> float:
@@ -152,7 +152,7 @@ class NormalizedFilter:
         return self.apply(np.eye(n, dtype=self.dtype))
 
     def plain_diagonal(self) -> FloatArray:
-        """K_ii without normalisation, (N,)."""
+        """K_ii without normalization, (N,)."""
         raise NotImplementedError
 
     def _run(

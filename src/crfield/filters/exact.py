@@ -18,7 +18,7 @@ class ExactFilter(NormalizedFilter):
     features : (N, D), scaled by the kernel's widths.
     shape : "gaussian", "tent" or "sinc".
     tol : pairs of tiles in which every |k| is below this are skipped, so that each entry of K x is
-        wrong by at most N tol max|x| before normalisation; 0 skips nothing.
+        wrong by at most N tol max|x| before normalization; 0 skips nothing.
     """
 
     def __init__(

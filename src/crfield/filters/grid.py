@@ -29,7 +29,7 @@ class GridFilter(TableFilter):
         n, dim = features.shape
         if features.colors is not None or not 1 <= dim <= MAX_DIM:
             raise InputError(
-                f"the grid filter takes 1 to {MAX_DIM} positions and no colours, got {dim} "
+                f"the grid filter takes 1 to {MAX_DIM} positions and no colors, got {dim} "
                 'features; use filter="auto".'
             )
         build = _native.Grid64 if features.dtype == np.float64 else _native.Grid32

@@ -8,7 +8,7 @@ from crfield.graphcut.moves import (
     alpha_expansion,
     alpha_expansion_grid,
 )
-from crfield.graphcut.neighbourhood import grid_offsets
+from crfield.graphcut.neighborhood import grid_offsets
 from crfield.graphcut.results import BinaryResult, CutResult, FlowResult, MoveResult
 from crfield.graphcut.weights import boundary_weights, constant_weights, contrast_weights
 

@@ -19,7 +19,7 @@ from crfield._validate import (
     first_index,
     working_dtype,
 )
-from crfield.graphcut.neighbourhood import Offsets, pairs_region
+from crfield.graphcut.neighborhood import Offsets, pairs_region
 
 Array = NDArray[Any]
 
@@ -98,13 +98,13 @@ def as_grid_weights(
     weights: Any, name: str, leading: tuple[int, ...], grid: tuple[int, ...], offsets: Offsets
 ) -> Array:
     """Weights >= 0 of shape (B, n_offsets, *grid), B one of `leading`; any number will do where the
-    neighbour is off the grid."""
+    neighbor is off the grid."""
     array = as_array(weights, name)
     if array.shape[1:] != (len(offsets), *grid) or array.shape[0] not in leading:
         first = " or ".join(map(str, sorted(set(leading))))
         raise InputError(
             f"{name} must have shape ({first}, {len(offsets)}, {', '.join(map(str, grid))}) for "
-            f"{2 * len(offsets)} neighbours, got {array.shape}; give a plane for each offset of "
+            f"{2 * len(offsets)} neighbors, got {array.shape}; give a plane for each offset of "
             "grid_offsets."
         )
     most = LARGEST_COST if array.dtype.kind == "f" else _LARGEST_INT32

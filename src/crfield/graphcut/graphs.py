@@ -87,7 +87,7 @@ def _fold_terminals(
 
 
 def minimize_binary(unary: Any, edges: Any, pairwise: Any) -> BinaryResult:
-    """Minimise sum_i unary[i, y_i] + sum_e tables[e, y_i, y_j], e = (i, j), in float64.
+    """Minimize sum_i unary[i, y_i] + sum_e tables[e, y_i, y_j], e = (i, j), in float64.
 
     unary : (N, 2).
     edges : (E, 2).

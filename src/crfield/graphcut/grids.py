@@ -16,22 +16,22 @@ from crfield import _native
 from crfield._parallel import thread_count
 from crfield._validate import InputError, as_array
 from crfield.graphcut._checks import as_capacities, as_grid_weights, check_room, padded_cells
-from crfield.graphcut.neighbourhood import native_grid, offsets_for
+from crfield.graphcut.neighborhood import native_grid, offsets_for
 from crfield.graphcut.results import BinaryResult, CutResult
 
 
 def cut_grids(
-    costs: Any, weights: Any, *, neighbours: int | None = None, backward: Any = None,
+    costs: Any, weights: Any, *, neighbors: int | None = None, backward: Any = None,
     threads: int | None = None,
 ) -> CutResult:
-    """Minimise E(y) on each grid of a batch; the grids are spread over the threads.
+    """Minimize E(y) on each grid of a batch; the grids are spread over the threads.
 
     Parameters
     ----------
     costs : (B, *grid), the cost of label 1 minus that of label 0; 2 or 3 axes.
     weights : (B or 1, n_offsets, *grid), >= 0, the cost of different labels at p and q = p +
         offset, in the order of `grid_offsets`; entries whose q is off the grid are ignored.
-    neighbours : 4, 8, 6 or 26; by default what `n_offsets` says.
+    neighbors : 4, 8, 6 or 26; by default what `n_offsets` says.
     backward : like `weights`; with it `weights` is the cost of y_p = 1 and y_q = 0, and `backward`
         that of y_p = 0 and y_q = 1.
     threads : native threads, all usable cores by default.
@@ -49,7 +49,7 @@ def cut_grids(
         )
     batch, grid = shape[0], shape[1:]
     n_cells = math.prod(grid)
-    offsets = offsets_for(as_array(weights, "weights").shape, grid, neighbours)
+    offsets = offsets_for(as_array(weights, "weights").shape, grid, neighbors)
     both = {"weights": weights} if backward is None else {"weights": weights, "backward": backward}
     values, *capacities = as_capacities(
         costs=costs,
@@ -75,9 +75,9 @@ def cut_grids(
 
 
 def minimize_binary_grid(
-    unary: Any, weights: Any, *, neighbours: int | None = None, backward: Any = None
+    unary: Any, weights: Any, *, neighbors: int | None = None, backward: Any = None
 ) -> BinaryResult:
-    """Minimise sum_p unary[p, y_p] + sum_k sum_p weights[k, p] [y_p != y_q] on one grid.
+    """Minimize sum_p unary[p, y_p] + sum_k sum_p weights[k, p] [y_p != y_q] on one grid.
 
     unary : (*grid, 2); weights and backward : (n_offsets, *grid), as in `cut_grids`.
     """
@@ -91,7 +91,7 @@ def minimize_binary_grid(
         values = values.astype(np.int64)
     cut = cut_grids(
         (values[..., 1] - values[..., 0])[None], as_array(weights, "weights")[None],
-        neighbours=neighbours,
+        neighbors=neighbors,
         backward=None if backward is None else as_array(backward, "backward")[None], threads=1,
     )
     wide = np.int64 if values.dtype == np.int64 else np.float64

@@ -27,7 +27,7 @@ from crfield.graphcut._checks import (
     check_room,
     padded_cells,
 )
-from crfield.graphcut.neighbourhood import native_grid, offsets_for, pairs_region
+from crfield.graphcut.neighborhood import native_grid, offsets_for, pairs_region
 from crfield.graphcut.results import MoveResult
 
 _DOUBLE = np.dtype(np.float64)
@@ -68,25 +68,25 @@ def alpha_beta_swap(
 
 
 def alpha_expansion_grid(
-    unary: Any, weights: Any, compatibility: Any = None, *, neighbours: int | None = None,
+    unary: Any, weights: Any, compatibility: Any = None, *, neighbors: int | None = None,
     init: Any = None, max_cycles: int = 100,
 ) -> MoveResult:
     """`alpha_expansion` on a grid, in float32 unless `unary` is float64.
 
     unary : (*grid, L).
     weights : (n_offsets, *grid) >= 0 in the order of `grid_offsets`.
-    neighbours : 4 or 8, in 3-D 6 or 26; by default what the number of weights says.
+    neighbors : 4 or 8, in 3-D 6 or 26; by default what the number of weights says.
     init : (*grid,); compatibility and max_cycles are as for `alpha_expansion`.
     """
-    return _grid_moves(False, unary, weights, compatibility, neighbours, init, max_cycles)
+    return _grid_moves(False, unary, weights, compatibility, neighbors, init, max_cycles)
 
 
 def alpha_beta_swap_grid(
-    unary: Any, weights: Any, compatibility: Any = None, *, neighbours: int | None = None,
+    unary: Any, weights: Any, compatibility: Any = None, *, neighbors: int | None = None,
     init: Any = None, max_cycles: int = 100,
 ) -> MoveResult:
     """`alpha_beta_swap` on a grid; see `alpha_expansion_grid`."""
-    return _grid_moves(True, unary, weights, compatibility, neighbours, init, max_cycles)
+    return _grid_moves(True, unary, weights, compatibility, neighbors, init, max_cycles)
 
 
 def _graph_moves(
@@ -115,7 +115,7 @@ def _graph_moves(
 
 
 def _grid_moves(
-    swap: bool, unary: Any, weights: Any, compatibility: Any, neighbours: int | None, init: Any,
+    swap: bool, unary: Any, weights: Any, compatibility: Any, neighbors: int | None, init: Any,
     max_cycles: int,
 ) -> MoveResult:
     given = as_array(unary, "unary")
@@ -129,7 +129,7 @@ def _grid_moves(
     grid, n_labels = costs.shape[:-1], costs.shape[-1]
     n_cells = math.prod(grid)
     planes = as_array(weights, "weights")
-    offsets = offsets_for(planes.shape, grid, neighbours)
+    offsets = offsets_for(planes.shape, grid, neighbors)
     strengths = as_costs(
         as_grid_weights(planes[None], "weights", (1,), grid, offsets), "weights", dtype
     )

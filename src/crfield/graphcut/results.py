@@ -14,7 +14,7 @@ class CutResult:
 
     Attributes
     ----------
-    labels : (B, *grid) uint8; of several minimisers the one with the fewest ones.
+    labels : (B, *grid) uint8; of several minimizers the one with the fewest ones.
     energies : (B,) float64, the energy of each grid's labels.
     """
 
@@ -28,7 +28,7 @@ class BinaryResult:
 
     Attributes
     ----------
-    labels : (*grid,) or (N,) uint8; of several minimisers the one with the fewest ones.
+    labels : (*grid,) or (N,) uint8; of several minimizers the one with the fewest ones.
     energy : their energy.
     """
 

@@ -39,7 +39,7 @@ _DOUBLE = np.dtype(np.float64)
 
 @dataclass(eq=False, kw_only=True)
 class ChainCRF(Estimator):
-    """Labels every node of a chain from its features and from its neighbours' labels.
+    """Labels every node of a chain from its features and from its neighbors' labels.
 
     P(y | X) is proportional to exp(sum_t (X W + b)[t, y_t] + sum_t A[y_t, y_{t+1}]). A sample is a
     chain: X is a list of arrays (T, F) and y a list of (T,), of any lengths.
@@ -47,7 +47,7 @@ class ChainCRF(Estimator):
     Parameters
     ----------
     C : inverse strength of the ridge, 1e-30 to 1e30: C sum_chains -log P(y | X) +
-        1/2 (|W|^2 + |A|^2) is minimised, as by scikit-learn's LogisticRegression.
+        1/2 (|W|^2 + |A|^2) is minimized, as by scikit-learn's LogisticRegression.
     optimizer : "lbfgs", "cg", "gd" (gradient descent with a line search), or "adam" and "sgd" on
         mini-batches; with "piecewise" training these two learn the classifier only, and "cg" the
         weights of the parts.
@@ -67,7 +67,7 @@ class ChainCRF(Estimator):
     intercept_ : (L,), b.
     transition_coef_ : (L, L), A: the score of each pair of successive classes.
     n_features_in_, n_iter_ : number of features, and of iterations.
-    objective_ : the mean over chains of what is minimised, at the start and after each iteration;
+    objective_ : the mean over chains of what is minimized, at the start and after each iteration;
         of piecewise training that of the classifier, summed over the nodes of a chain.
     expectations_ : observed against expected features, an `Expectations`.
     part_weights_ : (v_1, v_2) of piecewise training, else None.

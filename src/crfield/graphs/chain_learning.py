@@ -27,7 +27,7 @@ from crfield.graphs.chains import Doubles, edge_starts, energies_of, sum_batch
 from crfield.learning.objective import Point
 from crfield.learning.optimizers import minimize
 
-# Each time an optimiser stops too early, all changes count so many times as much to it.
+# Each time an optimizer stops too early, all changes count so many times as much to it.
 _SHARPER = 1e3
 
 
@@ -180,7 +180,7 @@ def units_of(model: ChainModel, data: TrainingChains, l2: float) -> ChainModel:
 
 @dataclass(frozen=True)
 class Course:
-    """How an optimisation went.
+    """How an optimization went.
 
     values : the objective at the start and after each iteration.
     gap : the largest entry of the gradient at the end, in the units of `tol`.
@@ -201,7 +201,7 @@ def learn_chains(
     max_iter: int = 200, tol: float = 1e-5, batch_size: int = 16, step_size: float = 0.01,
     seed: int = 0, threads: int | None = None,
 ) -> tuple[ChainModel, Course]:
-    """Minimise `likelihood` over all parameters at once.
+    """Minimize `likelihood` over all parameters at once.
 
     tol : the largest entry of the gradient to stop at, in `units_of` the parameters.
     """
@@ -223,7 +223,7 @@ def descend(
     evaluate: Callable[[Doubles, Sequence[int] | None], tuple[float, Doubles]], start: Doubles,
     scale: Doubles, optimizer: str, max_iter: int, tol: float, **options: Any,
 ) -> tuple[Doubles, Course]:
-    """Run one of the library's optimisers; the last iterate and how it went.
+    """Run one of the library's optimizers; the last iterate and how it went.
 
     scale : units of the parameters in which the gradient is compared with `tol`, and in which "gd",
         "cg" and "lbfgs" take their steps; those of mini-batches have the length `step_size`.
@@ -233,7 +233,7 @@ def descend(
     known: dict[bytes, tuple[float, Doubles]] = {}
     vector, gap = start, np.inf
     values: list[float] = []
-    # Optimisers stop at changes that are small beside the value, or beside 1.
+    # Optimizers stop at changes that are small beside the value, or beside 1.
     shift, factor = 0.0, 1.0
 
     def point(x: Doubles, chains: Sequence[int] | None) -> Point:

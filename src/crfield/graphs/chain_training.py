@@ -86,7 +86,7 @@ def learn_piecewise(
 
     W and b are those of a classifier of single nodes. A is the pointwise mutual information of
     successive labels, log p(k, l) - log p(k) - log p(l) with every pair counted once more than it
-    occurs. Only v is learned with inference on chains, by "cg" where the optimiser is one of
+    occurs. Only v is learned with inference on chains, by "cg" where the optimizer is one of
     mini-batches. The course is that of the classifier, in sums over the nodes of a chain.
     """
     n_nodes = len(data.labels)

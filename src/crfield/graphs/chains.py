@@ -79,11 +79,11 @@ class ChainResult(BestChains):
 
 @dataclass(frozen=True)
 class RankedChains:
-    """The labellings of least energy of each chain, the best first.
+    """The labelings of least energy of each chain, the best first.
 
     Attributes
     ----------
-    labels : list of (k, T) int32, an array a chain; fewer rows where there are fewer labellings.
+    labels : list of (k, T) int32, an array a chain; fewer rows where there are fewer labelings.
     energies : list of (k,) float64.
     """
 
@@ -133,14 +133,14 @@ def best_chains(
 def k_best_chains(
     costs: Any, transitions: Any, k: int, *, lengths: Any = None, threads: int | None = None
 ) -> RankedChains:
-    """The k labellings of least energy of each chain (list Viterbi).
+    """The k labelings of least energy of each chain (list Viterbi).
 
     Equal ones come in the order of their last labels, then of those before. Inputs are as for
     `infer_chains`.
     """
     batch = as_batch(costs, transitions, lengths)
     asked = as_count(k, "k", 1, (2**31 - 1) // batch.n_states)
-    # No chain has more labellings than this; the exponent is cut where k is reached anyway.
+    # No chain has more labelings than this; the exponent is cut where k is reached anyway.
     count = min(asked, batch.n_states ** min(batch.longest, 31))
     workers = min(thread_count(threads), batch.n_chains)
     # What is given back; for each thread the lists of two nodes, and where all entries came from.

@@ -1,4 +1,4 @@
-"""Generalised distance transforms on lines and images: messages through quadratic terms.
+"""Generalized distance transforms on lines and images: messages through quadratic terms.
 
 With a cost f and for each axis a weight w >= 0 and an offset d, at every position x of the grid
 

@@ -152,7 +152,7 @@ class PottsFactors(_PairFactors):
     """cost(x, y) = weight [x != y]; no table is stored.
 
     edges : (M, 2) variables with equally many states.
-    weights : one or (M,); negative ones favour different states.
+    weights : one or (M,); negative ones favor different states.
     """
 
     def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
@@ -206,7 +206,7 @@ class DistanceFactors(_PairFactors):
 
 
 class GridFactors(Factors):
-    """Neighbours on a grid (H, W) whose pixels are the variables 0 to H W - 1, row by row.
+    """Neighbors on a grid (H, W) whose pixels are the variables 0 to H W - 1, row by row.
 
     An edge costs weight * table[k, l], k at its left or upper end; without a table
     weight [k != l]. Inference on a graph of this alone has a faster form.

@@ -42,7 +42,7 @@ def k_best_graph(graph: FactorGraph, k: int, *, threads: int | None = None) -> R
     """
     check_graph(graph)
     count = as_count(k, "k")
-    check_memory(4.0 * count * graph.n_variables, f"{count} labellings", "use a smaller k")
+    check_memory(4.0 * count * graph.n_variables, f"{count} labelings", "use a smaller k")
     first = _Part.of(graph, graph.costs, threads)
     found = [first.best]
     parts = [(first.next_energy, 0, first)]

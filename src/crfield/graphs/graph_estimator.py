@@ -35,7 +35,7 @@ from crfield.graphs.chain_learning import Course
 from crfield.graphs.factors import GridFactors
 from crfield.graphs.graph_learning import (
     GraphExpectations,
-    LabelledGraphs,
+    LabeledGraphs,
     Objective,
     learn_graphs,
     learn_graphs_piecewise,
@@ -92,7 +92,7 @@ class _StructuredCRF(Estimator):
         n_states = len(classes)
         graphs = [with_states(graph, n_states) for graph, _ in examples]
         pairs = self._pair_terms()
-        data = LabelledGraphs(
+        data = LabeledGraphs(
             tuple(graphs), tuple(labels), (False, False, *pairs),
             (True, False, *[True] * len(pairs)),
         )
@@ -209,7 +209,7 @@ class _StructuredCRF(Estimator):
 
 @dataclass(eq=False, kw_only=True)
 class GraphCRF(_StructuredCRF):
-    """Labels the nodes of graphs from their features and their neighbours' labels.
+    """Labels the nodes of graphs from their features and their neighbors' labels.
 
     P(y | X) is proportional to exp(sum_v (X W + b)[v, y_v] + sum_e phi_e'A[y_u, y_v]). A sample is
     a tuple (features (N, F), edges (E, 2)) or (features, edges, edge_features (E, D)); y is a list
@@ -218,7 +218,7 @@ class GraphCRF(_StructuredCRF):
     Parameters
     ----------
     C : inverse strength of the ridge, 1e-30 to 1e30: C sum -log P(y | X) + 1/2 (|W|^2 + |A|^2) is
-        minimised.
+        minimized.
     optimizer : "lbfgs", "cg", "gd" (gradient descent with a line search), or "adam" and "sgd" on
         mini-batches.
     max_iter : iterations, or epochs of mini-batches.
@@ -283,10 +283,10 @@ class GraphCRF(_StructuredCRF):
 
 @dataclass(eq=False, kw_only=True)
 class GridCRF(_StructuredCRF):
-    """Labels the pixels of grids from their features and their neighbours' labels.
+    """Labels the pixels of grids from their features and their neighbors' labels.
 
     P(y | X) is proportional to exp(sum_v (X W + b)[v, y_v] + sum_e A_e[y_u, y_v]), e over the pairs
-    of 4-neighbours. X is a list of arrays (H, W, F), y a list of (H, W), of any sizes.
+    of 4-neighbors. X is a list of arrays (H, W, F), y a list of (H, W), of any sizes.
 
     Parameters
     ----------

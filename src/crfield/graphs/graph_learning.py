@@ -20,7 +20,7 @@ Labels = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class LabelledGraphs:
+class LabeledGraphs:
     """Examples with known labels, and which of the terms have a symmetric table.
 
     graphs : an entry an example; labels : (N,) of each.
@@ -81,7 +81,7 @@ class Objective:
     that the best weights seen are kept.
     """
 
-    def __init__(self, data: LabelledGraphs, shapes: Sequence[tuple[int, ...]], l2: float,
+    def __init__(self, data: LabeledGraphs, shapes: Sequence[tuple[int, ...]], l2: float,
                  inference: dict[str, Any]):
         self.data, self.l2, self.inference = data, l2, inference
         self.shapes = tuple(shapes)
@@ -165,7 +165,7 @@ class Objective:
 def learn_graphs(
     objective: Objective, *, optimizer: str, max_iter: int, tol: float, **options: Any
 ) -> tuple[Weights, Course]:
-    """Minimise over all weights at once, from zeros."""
+    """Minimize over all weights at once, from zeros."""
     units = objective.units
     vector, course = descend(
         objective, np.zeros_like(units), units, optimizer, max_iter, tol,
@@ -206,7 +206,7 @@ def learn_graphs_piecewise(
             symmetric += [False] * len(biases)
             ridged += [False] * len(biases)
         piece = Objective(
-            LabelledGraphs((part,), (known,), tuple(symmetric), tuple(ridged)), shapes,
+            LabeledGraphs((part,), (known,), tuple(symmetric), tuple(ridged)), shapes,
             objective.l2 * len(data), objective.inference,
         )
         # A single example holds all factors: the mean over examples has the same minimum.

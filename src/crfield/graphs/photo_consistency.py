@@ -37,7 +37,7 @@ Float32 = NDArray[np.float32]
 def sample_bilinear(image: Any, pixels: Any) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Values (..., [C]) of an image (H, W, [C]) between its pixels, and where they are inside it.
 
-    pixels : (..., 2), columns and rows, pixel centres on whole numbers; outside of the centres'
+    pixels : (..., 2), columns and rows, pixel centers on whole numbers; outside of the centers'
         rectangle, and where a pixel is not finite, the value is that of the nearest pixel at hand.
     """
     values = as_floats(image, "image")
@@ -56,11 +56,11 @@ def sample_bilinear(image: Any, pixels: Any) -> tuple[FloatArray, NDArray[np.boo
 def correlate_windows(
     first: Any, second: Any, radius: int = 2, *, noise: float = 0.01
 ) -> Float32:
-    """Zero-mean normalised cross-correlation of all windows of two images (H, W), within [-1, 1].
+    """Zero-mean normalized cross-correlation of all windows of two images (H, W), within [-1, 1].
 
         ncc = cov(a, b) / sqrt((var(a) + noise^2) (var(b) + noise^2))
 
-    over windows of (2 radius + 1)^2 pixels, cut at the border. `noise`, in grey levels, draws
+    over windows of (2 radius + 1)^2 pixels, cut at the border. `noise`, in gray levels, draws
     windows with little contrast towards 0; with noise 0 those with none have 0.
     """
     a, b = (as_floats(image, name, _SINGLE) for image, name in ((first, "first"),
@@ -89,7 +89,7 @@ def sweep_planes(
         some: half of them, rounded up, by default. Others that do not have a point in their image
         do not count; a point that none has gets 0.
     """
-    grey = _as_view(camera, image, "image")
+    gray = _as_view(camera, image, "image")
     try:
         pairs = [(other, side) for other, side in others]
     except (TypeError, ValueError):
@@ -97,7 +97,7 @@ def sweep_planes(
             f"others must be pairs (camera, image), got {shown(others)}; give a list of pairs."
         ) from None
     if not pairs:
-        raise InputError("others must have one image at least, got none; give some neighbours.")
+        raise InputError("others must have one image at least, got none; give some neighbors.")
     sides = [_as_view(other, side, "the image of others") for other, side in pairs]
     planes = as_floats(depths, "depths", _DOUBLE)
     if planes.ndim != 1 or len(planes) == 0 or not (planes > 0).all():
@@ -106,15 +106,15 @@ def sweep_planes(
             f"{planes.min(initial=0.0):g} as the least; give depths in front of the camera."
         )
     count = (len(sides) + 1) // 2 if n_best is None else as_count(n_best, "n_best", 1, len(sides))
-    windows = _Windows(grey, as_count(radius, "radius", 1), _as_noise(noise))
+    windows = _Windows(gray, as_count(radius, "radius", 1), _as_noise(noise))
     maps = [_plane_maps(camera, other) for other, _ in pairs]
     check_memory(
-        4.0 * grey.size * (len(planes) + 2 * len(sides)), f"A sweep of {len(planes)} planes",
+        4.0 * gray.size * (len(planes) + 2 * len(sides)), f"A sweep of {len(planes)} planes",
         "use fewer depths or smaller images",
     )
-    rows, columns = (part.astype(np.float32) for part in np.indices(grey.shape))
-    volume = np.empty((len(planes), *grey.shape), np.float32)
-    found = np.empty((len(sides), *grey.shape), np.float32)
+    rows, columns = (part.astype(np.float32) for part in np.indices(gray.shape))
+    volume = np.empty((len(planes), *gray.shape), np.float32)
+    found = np.empty((len(sides), *gray.shape), np.float32)
     for plane, depth in enumerate(planes):
         for k, (side, (linear, constant)) in enumerate(zip(sides, maps, strict=True)):
             h = (depth * linear + np.outer(constant, [0, 0, 1])).astype(np.float32)
@@ -214,12 +214,12 @@ class _Windows:
         return np.asarray(np.clip(ncc, -1, 1), np.float32)
 
     def _moments(self, image: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The image around 0, since large grey levels would cancel, and means and variances."""
+        """The image around 0, since large gray levels would cancel, and means and variances."""
         shifted = image - image.mean()
         mean = self._sum(shifted) / self.count
         square = self._sum(shifted * shifted) / self.count
         spread = square - mean * mean
-        # What is left of equal grey levels is rounding.
+        # What is left of equal gray levels is rounding.
         spread[spread < 1e-6 * square] = 0
         return shifted, mean, np.asarray(spread + np.float32(self.noise**2))
 
@@ -270,13 +270,13 @@ def _plane_maps(camera: Camera, other: Camera) -> tuple[NDArray[Any], NDArray[An
 def _as_view(camera: Camera, image: Any, name: str) -> FloatArray:
     if not isinstance(camera, Camera):
         raise InputError(f"{name} must come with a Camera, got {shown(camera)}; make one of it.")
-    grey = as_floats(image, name, _SINGLE)
-    if grey.shape != camera.image_size:
+    gray = as_floats(image, name, _SINGLE)
+    if gray.shape != camera.image_size:
         raise InputError(
-            f"{name} must have its camera's size {camera.image_size}, got {grey.shape}; give grey "
+            f"{name} must have its camera's size {camera.image_size}, got {gray.shape}; give gray "
             "levels (H, W), and scale the projection with the image."
         )
-    return grey
+    return gray
 
 
 def _as_noise(noise: Any) -> float:

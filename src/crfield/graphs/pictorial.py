@@ -129,7 +129,7 @@ class PictorialStructure:
             "neither". Those with fewer than two examples take the numbers of all together.
         least_deviation : standard deviations are at least this, in pixels.
         pseudo_count : added to how often each pair of orientations was seen. Transitions are
-            -log P(k_p | k_q), and with it the normaliser of the Gaussian that belongs to the pair.
+            -log P(k_p | k_q), and with it the normalizer of the Gaussian that belongs to the pair.
         """
         tree = as_parents(parents)
         dependence = as_choice(depends_on, "depends_on", DEPENDENCES)

@@ -95,9 +95,9 @@ class VoxelGrid:
         return math.prod(self.shape)
 
     def centers(self) -> Float64:
-        """World coordinates of the voxels' centres, (X, Y, Z, 3)."""
+        """World coordinates of the voxels' centers, (X, Y, Z, 3)."""
         check_memory(
-            24.0 * self.n_voxels, f"A list of {self.n_voxels} centres", "use a coarser grid"
+            24.0 * self.n_voxels, f"A list of {self.n_voxels} centers", "use a coarser grid"
         )
         centers = np.empty((*self.shape, 3))
         for axis, length in enumerate(self.shape):
@@ -156,7 +156,7 @@ class VoxelGrid:
 
 
 class Camera:
-    """A pinhole camera: depth * (column, row, 1) = P (x, y, z, 1), pixel centres on whole numbers.
+    """A pinhole camera: depth * (column, row, 1) = P (x, y, z, 1), pixel centers on whole numbers.
 
     projection : P, (3, 4); its left 3 x 3 part must be invertible.
     image_size : (height, width) in pixels.

@@ -1,8 +1,8 @@
 """Every evaluation of an objective on disk, so that an interrupted run can be taken up again.
 
-An optimiser is a deterministic function of the values it is given. A resumed run starts from the
+An optimizer is a deterministic function of the values it is given. A resumed run starts from the
 beginning and gets the recorded values for as long as it asks for the recorded points, bit for bit;
-then it computes on. That works for any optimiser and loses at most the evaluation under way.
+then it computes on. That works for any optimizer and loses at most the evaluation under way.
 
 The file is one line of JSON that says what is being learned, then records of float64: the point,
 the value, the loss, the gradient and the confusion matrix, each record followed by the CRC-32 of

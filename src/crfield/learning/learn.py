@@ -147,7 +147,7 @@ def learn(
     resume: bool = False,
     progress: Callable[[int, LearningReport], Any] | None = None,
 ) -> Learned:
-    """Minimise a loss over the marginals of mean-field inference by the model's parameters.
+    """Minimize a loss over the marginals of mean-field inference by the model's parameters.
 
     The gradient goes back through all updates, exactly (KK13 section 4, algorithm 1).
 
@@ -234,7 +234,7 @@ def learn(
             confusion = _validate(parameters.build(vector), validation, chosen, inference, n_jobs)
             if not confusion.any():
                 raise InputError(
-                    "validation must have labelled pixels, got only void ones; check the split."
+                    "validation must have labeled pixels, got only void ones; check the split."
                 )
             score = mean_iou(confusion)
             report.validation_ious.append(score)

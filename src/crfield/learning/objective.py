@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 class Example(Protocol):
     """One image to learn from.
 
-    It may also have a `spacing`, the distance between grid neighbours along each axis (d,).
+    It may also have a `spacing`, the distance between grid neighbors along each axis (d,).
     """
 
     @property
@@ -135,10 +135,10 @@ def unroll(
     observation = observe(raw.shape[:-1], example.image, spacing=spacing_of(example))
     features = model.unary_features(raw, observation)
     costs = model.recalibrate(features).reshape(-1, model.n_labels)
-    centred, _ = center_costs(costs, threads)
+    centered, _ = center_costs(costs, threads)
     terms = model.build_terms(observation, raw.dtype, inference.filter, 0.0, threads)
     problem = make_problem(
-        centred, terms, inference.algorithm, threads, keep_states=keep_states, arena=arena,
+        centered, terms, inference.algorithm, threads, keep_states=keep_states, arena=arena,
         fused=fused and (not keep_states or inference.algorithm == "concave"),
     )
     trace: list[State] = []
@@ -151,7 +151,7 @@ def unroll(
 
 
 def spacing_of(example: Example) -> Any:
-    """The distance between grid neighbours along each axis (d,), None where it is 1."""
+    """The distance between grid neighbors along each axis (d,), None where it is 1."""
     return getattr(example, "spacing", None)
 
 

@@ -1,4 +1,4 @@
-"""Minimisers over a parameter vector; each is a deterministic function of the values it gets."""
+"""Minimizers over a parameter vector; each is a deterministic function of the values it gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIMIZERS = ("gd", "cg", "lbfgs", "adam", "sgd")
 
 # (vector, indices of a mini-batch or None for all) -> the objective there
 Evaluate = Callable[[Vector, Sequence[int] | None], Point]
-# the same in the coordinates of the optimiser: value and gradient
+# the same in the coordinates of the optimizer: value and gradient
 Slope = Callable[[Vector, Sequence[int] | None], tuple[float, Vector]]
 # called after each iteration with the vector; True stops
 Progress = Callable[[Vector], bool]
@@ -29,11 +29,11 @@ _ENOUGH, _MOST_CUTS, _LONGEST = 1e-4, 10, 2.0
 
 
 class Stopped(Exception):
-    """Raised through an optimiser that offers no other way to stop it."""
+    """Raised through an optimizer that offers no other way to stop it."""
 
 
 def check_optimizer(optimizer: str) -> None:
-    """Refuse an optimiser that does not exist, or that needs what is not installed."""
+    """Refuse an optimizer that does not exist, or that needs what is not installed."""
     as_choice(optimizer, "optimizer", OPTIMIZERS)
     if optimizer == "lbfgs" and find_spec("scipy") is None:
         raise InputError(
@@ -47,7 +47,7 @@ def minimize(
     progress: Progress, *, n_examples: int, batch_size: int = 8, step_size: float = 0.1,
     seed: int = 0,
 ) -> None:
-    """Run an optimiser; `progress` sees every iterate, so that the caller keeps the one it wants.
+    """Run an optimizer; `progress` sees every iterate, so that the caller keeps the one it wants.
 
     It works on z with x = start + scale z, so that one step size serves all parameters.
     "gd" is gradient descent with a line search, "cg" Polak-Ribiere's, "lbfgs" SciPy's; "adam" and

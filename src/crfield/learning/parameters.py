@@ -25,11 +25,11 @@ from crfield.kernels import Kernel
 
 Vector = NDArray[np.float64]
 
-# What can be learned; "off_diagonal" regularises the part of a symmetric mu that "compat" holds.
+# What can be learned; "off_diagonal" regularizes the part of a symmetric mu that "compat" holds.
 GROUPS = ("unary", "compat", "kernel", "weight")
 
 # Of an entry of the recalibration, of its constants, of its entries for the presence of labels and
-# for positions and colours, of logarithms, and of the entries of a symmetric mu as shares of its
+# for positions and colors, of logarithms, and of the entries of a symmetric mu as shares of its
 # largest.
 _TYPICAL_CHANGE = {
     "unary": 0.05, "constant": 0.3, "presence": 0.1, "place": 0.5, "compat": 0.3, "entry": 0.3,

@@ -19,7 +19,7 @@ from crfield.pairwise import Pairwise
 
 FAMILIES = ("potts", "diagonal", "symmetric")
 
-# What is tried: widths as shares of the mean side of an image and of the spread of its colours.
+# What is tried: widths as shares of the mean side of an image and of the spread of its colors.
 _SPATIAL_SHARE = 0.012
 _BILATERAL_SHARES, _COLOR_SHARES, _WEIGHTS = (0.1, 0.25), (0.1, 0.2), (2.0, 6.0)
 _MOST_IMAGES, _MOST_PIXELS = 12, 6000
@@ -35,7 +35,7 @@ def starting_model(
     ----------
     n_labels : number of labels L.
     examples : images with costs and true labels.
-    loss : what learning will minimise.
+    loss : what learning will minimize.
     inference : how marginals are computed, by default `Inference()`.
     family : of the bilateral term's compatibility, "potts", "diagonal" or "symmetric".
     n_jobs : images at a time, through joblib.
@@ -86,6 +86,6 @@ def _of_family(family: str, weight: float, n_labels: int) -> Compatibility:
 
 
 def _color_spread(example: Example) -> float:
-    """The standard deviation of an image's colours, in the units that kernels see."""
+    """The standard deviation of an image's colors, in the units that kernels see."""
     colors = observe(np.shape(example.truth), example.image).colors("rgb", None)
     return float(np.sqrt(colors.var(axis=0).mean()))

@@ -44,12 +44,12 @@ def kernel_widths(kernel: Kernel, grid_dim: int = 2) -> list[Widths]:
         if kernel.covariance is None:
             return [
                 _positions(_as_covariance(kernel.sigma_xy), grid_dim),
-                _colours(_as_covariance(kernel.sigma_color), kernel),
+                _colors(_as_covariance(kernel.sigma_color), kernel),
             ]
         inverse = np.linalg.inv(kernel.covariance)
         return [
             _positions(np.linalg.inv(inverse[:grid_dim, :grid_dim]), grid_dim),
-            _colours(np.linalg.inv(inverse[grid_dim:, grid_dim:]), kernel),
+            _colors(np.linalg.inv(inverse[grid_dim:, grid_dim:]), kernel),
         ]
     assert isinstance(kernel, FeatureKernel)
     widths = kernel.sigma if kernel.covariance is None else kernel.covariance
@@ -84,16 +84,16 @@ def _positions(covariance: Matrix, grid_dim: int) -> Widths:
     return Widths("distance", "pixels" if grid_dim == 2 else "grid steps", names, covariance)
 
 
-def _colours(covariance: Matrix, kernel: Bilateral) -> Widths:
+def _colors(covariance: Matrix, kernel: Bilateral) -> Widths:
     n = len(covariance)
     known = _CHANNELS.get((kernel.color_space, n))
     names = ("every channel",) if n == 1 else known or _numbered(n, "channel")
-    unit = "grey levels of 255"
+    unit = "gray levels of 255"
     if kernel.color_space == "lab":
         unit = "Lab units"
     elif kernel.color_scale is not None:
         unit = f"image values times {kernel.color_scale:g}"
-    return Widths("colour", unit, names, covariance)
+    return Widths("color", unit, names, covariance)
 
 
 def _numbered(n: int, what: str) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ def rgb_to_lab(rgb: Tensor) -> Tensor:
     """CIE Lab (D65) of sRGB values (..., 3) in 0..255, as `crfield.features.rgb_to_lab`."""
     if rgb.shape[-1] != 3:
         raise InputError(
-            f"image must have 3 channels for Lab colour, got {rgb.shape[-1]}; "
+            f"image must have 3 channels for Lab color, got {rgb.shape[-1]}; "
             'pass RGB images or use color_space="rgb".'
         )
     s = (rgb / 255.0).clamp(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Messages between neighbouring pixels, all of one direction at once.
+"""Messages between neighboring pixels, all of one direction at once.
 
 Messages of a direction are numbered by edges: (B, L, H, W - 1) to the right and to the left,
 (B, L, H - 1, W) down and up. What an edge costs is (B or 1, 1, H or 1, W or 1) for Potts weights,
@@ -21,7 +21,7 @@ _AXES = (_COLUMNS, _ROWS)  # along which horizontal and vertical edges lead
 
 
 def as_pair(values: Tensor, name: str, costs: Tensor, edges: tuple[int, int]) -> Tensor:
-    """What neighbours cost, from any of the forms of `crfield.nn.grids`."""
+    """What neighbors cost, from any of the forms of `crfield.nn.grids`."""
     n_items, n_labels = costs.shape[:2]
     shape = tuple(values.shape)
     if values.dtype.is_floating_point:
@@ -37,7 +37,7 @@ def as_pair(values: Tensor, name: str, costs: Tensor, edges: tuple[int, int]) ->
     raise InputError(
         f"{name} must be a floating-point number, a map ({n_items}, {size}), a table {square} or "
         f"tables ({n_items}, {n_labels}, {n_labels}, {size}), got {values.dtype} of shape {shape}; "
-        "give what each pair of neighbours costs."
+        "give what each pair of neighbors costs."
     )
 
 
@@ -133,7 +133,7 @@ def run_grid(
 
 
 def send(scores: Tensor, pair: Tensor, temperature: float) -> Tensor:
-    """Messages of pixels with these scores (B, L, ...) to their neighbours."""
+    """Messages of pixels with these scores (B, L, ...) to their neighbors."""
     if pair.ndim == 4:
         return send_potts(scores, pair, temperature)
     return soft_maximum(scores[:, :, None] - pair, 1, temperature)

@@ -21,7 +21,7 @@ class Lattice(TableOperator):
     """K x = scale S 1/2 (B_0 ... B_D + B_D ... B_0) S' x over the occupied vertices.
 
     The operator of `crfield.filters.LatticeFilter`: B_j blurs with (1/4, 1/2, 1/4) along axis j,
-    missing neighbours being 0. All images of a batch share one table, whose row 0 stays zero.
+    missing neighbors being 0. All images of a batch share one table, whose row 0 stays zero.
 
     features : (B, N, D), float32 or float64, scaled by the kernel's widths, 1 <= D <= 16.
     deterministic : the same bits in every run, for somewhat slower sums.
@@ -44,9 +44,9 @@ class Lattice(TableOperator):
         if built is None:
             built = _lattice_build.build(points, n_images)
         self.rank = built.rank
-        self.neighbours = built.neighbours
+        self.neighbors = built.neighbors
         super().__init__(
-            built.vertex, built.weight, n_rows=built.neighbours.shape[1], n_images=n_images,
+            built.vertex, built.weight, n_rows=built.neighbors.shape[1], n_images=n_images,
             dim=dim, deterministic=deterministic,
             # Splat, blur and slice spread mass 1 over vertices of volume
             # (2/3)^(-D/2) / sqrt(D + 1); the Gaussian's mass is (2 pi)^(D/2).
@@ -57,18 +57,18 @@ class Lattice(TableOperator):
 
     def graph_inputs(self, given: Lattice) -> list[tuple[Tensor, Tensor]]:
         """This operator's tensors with those of another that are to be copied there."""
-        # Rows beyond keep the neighbours of an earlier lattice, but no vertex leads there.
-        neighbours = self.neighbours[:, : given.n_rows]
+        # Rows beyond keep the neighbors of an earlier lattice, but no vertex leads there.
+        neighbors = self.neighbors[:, : given.n_rows]
         return [
-            *super().graph_inputs(given), (neighbours, given.neighbours), (self.rank, given.rank)
+            *super().graph_inputs(given), (neighbors, given.neighbors), (self.rank, given.rank)
         ]
 
     def make_room(self, n_rows: int) -> None:
         """Move to tensors of its own, with room for tables of so many rows."""
         super().make_room(n_rows)
-        neighbours = self.neighbours.new_zeros(self.dim + 1, n_rows, 2)
-        neighbours[:, : self.neighbours.shape[1]] = self.neighbours
-        self.neighbours = neighbours
+        neighbors = self.neighbors.new_zeros(self.dim + 1, n_rows, 2)
+        neighbors[:, : self.neighbors.shape[1]] = self.neighbors
+        self.neighbors = neighbors
         self.rank = self.rank.clone()
 
     @property
@@ -81,7 +81,7 @@ class Lattice(TableOperator):
         if _backend.runs_kernels(table) and table.numel():
             from crfield.nn import _lattice_kernels
 
-            return _lattice_kernels.blur(self.neighbours, table)
+            return _lattice_kernels.blur(self.neighbors, table)
         axes = range(self.dim + 1)
         return 0.5 * (self._blur_along(table, axes) + self._blur_along(table, reversed(axes)))
 
@@ -95,7 +95,7 @@ class Lattice(TableOperator):
 
     def _blur_along(self, table: Tensor, axes: Iterable[int]) -> Tensor:
         for axis in axes:
-            before, after = (table.index_select(0, rows) for rows in self.neighbours[axis].T)
+            before, after = (table.index_select(0, rows) for rows in self.neighbors[axis].T)
             table = 0.5 * table + 0.25 * (before + after)
         return table
 
@@ -133,7 +133,7 @@ class Lattice(TableOperator):
         transpose, so that the quadratic form of one order, made symmetric, is all that is needed.
         """
         corners = self.dim + 1
-        walks = _Walks(self.neighbours, self.vertex)
+        walks = _Walks(self.neighbors, self.vertex)
         # Axes from vertex 0 to each corner, as bits.
         order = self.dim - self.rank.to(torch.int64)
         axis_bit = (1 << torch.arange(corners, device=order.device)).expand_as(order)
@@ -165,11 +165,11 @@ class _Walks:
     backward, over occupied vertices only.
     """
 
-    def __init__(self, neighbours: Tensor, vertex: Tensor) -> None:
-        self._neighbours = neighbours
+    def __init__(self, neighbors: Tensor, vertex: Tensor) -> None:
+        self._neighbors = neighbors
         self._vertex = vertex
         self._listed: list[Tensor] | None = None
-        if len(neighbours) <= MAX_DIM_OF_LISTED_WALKS + 1:
+        if len(neighbors) <= MAX_DIM_OF_LISTED_WALKS + 1:
             self._listed = [self._list_walks(forward)[vertex] for forward in (False, True)]
 
     def exist(self, corners: slice, axes: Tensor, forward: bool) -> Tensor:
@@ -177,7 +177,7 @@ class _Walks:
         if self._listed is not None:
             return (self._listed[forward][:, corners] >> axes) & 1
         place = self._vertex[:, corners].expand_as(axes)
-        for axis, pairs in enumerate(self._neighbours):
+        for axis, pairs in enumerate(self._neighbors):
             place = torch.where((axes >> axis) & 1 == 1, pairs[:, int(forward)][place], place)
         return (place > 0).to(torch.int64)
 
@@ -185,12 +185,12 @@ class _Walks:
         """For each row of the table the sets that can be walked, set s being bit s.
 
         Sets of axes from k on: those without k can be walked as before, those with k where the
-        neighbour along k can go on; adding axis k to set s makes it set s + 2^k.
+        neighbor along k can go on; adding axis k to set s makes it set s + 2^k.
         """
-        corners, n_rows = self._neighbours.shape[:2]
-        walks = torch.ones(n_rows, dtype=torch.int64, device=self._neighbours.device)
+        corners, n_rows = self._neighbors.shape[:2]
+        walks = torch.ones(n_rows, dtype=torch.int64, device=self._neighbors.device)
         walks[0] = 0
         for axis in range(corners - 1, -1, -1):
-            neighbour = self._neighbours[axis, :, int(forward)]
-            walks = walks | (walks.index_select(0, neighbour) << (1 << axis))
+            neighbor = self._neighbors[axis, :, int(forward)]
+            walks = walks | (walks.index_select(0, neighbor) << (1 << axis))
         return walks

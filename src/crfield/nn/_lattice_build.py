@@ -1,4 +1,4 @@
-"""Which simplex of the permutohedral lattice each point lies in, and how vertices neighbour.
+"""Which simplex of the permutohedral lattice each point lies in, and how vertices neighbor.
 
 The plain-torch form of `native/lattice_build.cpp`, with the same formulas and the same decisions
 on ties, so that points lie in the same simplices; `_lattice_build_kernels` has it for GPUs.
@@ -27,13 +27,13 @@ class Structure(NamedTuple):
     vertex : (P, D + 1) int32, rows of the table from 1 on; row 0 stands for missing vertices.
     weight : (P, D + 1), barycentric.
     rank : (P, D + 1) int8, how many coordinates of the point exceed each by their residual.
-    neighbours : (D + 1, rows, 2) int32, the vertex before and after each along each axis, or 0.
+    neighbors : (D + 1, rows, 2) int32, the vertex before and after each along each axis, or 0.
     """
 
     vertex: Tensor
     weight: Tensor
     rank: Tensor
-    neighbours: Tensor
+    neighbors: Tensor
 
 
 class Embedding(NamedTuple):
@@ -54,7 +54,7 @@ def axis_scales(dim: int) -> tuple[float, ...]:
 class KeyLayout:
     """Vertices as whole numbers: key = origin + image + sum_j unit_j coordinate_j.
 
-    Each coordinate has a field of its own, wide enough for every point and its neighbours, so
+    Each coordinate has a field of its own, wide enough for every point and its neighbors, so
     that no two vertices share a key and a step along an axis is one addition. Where one word of
     KEY_BITS is too small, `unit` and `origin` have several numbers.
 
@@ -83,7 +83,7 @@ class KeyLayout:
             if j == dim:
                 continue
             # A coordinate strays from its elevated position by at most dim + 1, a vertex of the
-            # simplex by as much again, a neighbour once more.
+            # simplex by as much again, a neighbor once more.
             margin = 4 * (dim + 1) + 4
             lowest[j] = math.floor(bottom - margin)
             bits = (math.ceil(top + margin) - lowest[j] + 1).bit_length()
@@ -147,7 +147,7 @@ def embed(features: Tensor) -> Embedding:
         is_smaller = residual[:, j : j + 1] < residual[:, j + 1 :]
         rank[:, j] += is_smaller.sum(1)
         rank[:, j + 1 :] += ~is_smaller
-    # Rounded coordinates that do not sum to zero move to the neighbouring remainder-0 vertex.
+    # Rounded coordinates that do not sum to zero move to the neighboring remainder-0 vertex.
     rank += nearest.sum(1, keepdim=True).to(torch.int64)
     wrap = corners * ((rank < 0).to(torch.int64) - (rank > dim).to(torch.int64))
     rank += wrap
@@ -180,23 +180,23 @@ def build(features: Tensor, n_images: int) -> Structure:
     occupied, vertex = _unique(keys.reshape(-1, layout.n_words))
     return Structure(
         (vertex + 1).reshape(n, dim + 1).to(torch.int32), weight.to(features.dtype),
-        rank.to(torch.int8), _find_neighbours(occupied, along),
+        rank.to(torch.int8), _find_neighbors(occupied, along),
     )
 
 
-def _find_neighbours(occupied: Tensor, along: Tensor) -> Tensor:
+def _find_neighbors(occupied: Tensor, along: Tensor) -> Tensor:
     """(D + 1, M + 1, 2) from the keys of the M vertices and of one step along each axis."""
     n_vertices, corners = len(occupied), len(along)
     forward = (occupied + along[:, None]).reshape(-1, occupied.shape[1])
     _, place = _unique(torch.cat((occupied, forward)))
     number = place.new_zeros(len(place))
     number[place[:n_vertices]] = torch.arange(1, n_vertices + 1, device=place.device)
-    neighbours = torch.zeros(corners, n_vertices + 1, 2, dtype=torch.int32, device=place.device)
-    neighbours[:, 1:, 1] = number[place[n_vertices:]].reshape(corners, n_vertices)
-    for pairs in neighbours:
+    neighbors = torch.zeros(corners, n_vertices + 1, 2, dtype=torch.int32, device=place.device)
+    neighbors[:, 1:, 1] = number[place[n_vertices:]].reshape(corners, n_vertices)
+    for pairs in neighbors:
         pairs[pairs[:, 1], 0] = torch.arange(n_vertices + 1, device=place.device).to(torch.int32)
         pairs[0] = 0
-    return neighbours
+    return neighbors
 
 
 def _unique(keys: Tensor) -> tuple[Tensor, Tensor]:

@@ -147,7 +147,7 @@ def _embed(
                 own += (residual[i] >= residual[j]).to(tl.int32)
             if i > j:
                 own += (residual[i] > residual[j]).to(tl.int32)
-        # Rounded coordinates that do not sum to zero move to the neighbouring remainder-0 vertex.
+        # Rounded coordinates that do not sum to zero move to the neighboring remainder-0 vertex.
         wrap = tl.where(own < 0, CORNERS, tl.where(own > DIM, -CORNERS, 0))
         inner = residual[j] - wrap.to(WORK)
         rank = rank + (own + wrap,)
@@ -177,8 +177,8 @@ def _embed(
 
 
 @triton.jit(do_not_specialize=["n_rows", "mask"])
-def _find_neighbours(
-    key_of, layout, state, number, neighbours, n_rows, mask,
+def _find_neighbors(
+    key_of, layout, state, number, neighbors, n_rows, mask,
     DIM: tl.constexpr, LANES: tl.constexpr,
 ):
     """The vertex one step along one axis, backward or forward: program (rows, axis, direction)."""
@@ -201,7 +201,7 @@ def _find_neighbours(
         pending = pending & (found != key) & (found != _EMPTY)
         slot = tl.where(pending, (slot + 1) & mask, slot)
         probes += 1
-    target = neighbours + (axis.to(tl.int64) * n_rows + row) * 2 + forward
+    target = neighbors + (axis.to(tl.int64) * n_rows + row) * 2 + forward
     tl.store(target, vertex, mask=row < n_rows)
 
 
@@ -250,12 +250,12 @@ def build(features: Tensor, n_images: int, sort_vertices: bool) -> Structure | N
         by_key[order + 1] = torch.arange(1, n_rows, dtype=torch.int32, device=device)
         number = by_key[number.clamp(0, n_rows - 1)]  # nothing was written where no vertex is
     vertex = number.index_select(0, slots.reshape(-1)).reshape(n, corners)
-    neighbours = torch.empty(corners, n_rows, 2, dtype=torch.int32, device=device)
+    neighbors = torch.empty(corners, n_rows, 2, dtype=torch.int32, device=device)
     launch(
-        _find_neighbours, (cdiv(n_rows, _LANES), corners, 2), key_of, layout.units, state, number,
-        neighbours, n_rows, capacity - 1, DIM=dim, LANES=_LANES,
+        _find_neighbors, (cdiv(n_rows, _LANES), corners, 2), key_of, layout.units, state, number,
+        neighbors, n_rows, capacity - 1, DIM=dim, LANES=_LANES,
     )
-    return Structure(vertex, weight, ranks, neighbours)
+    return Structure(vertex, weight, ranks, neighbors)
 
 
 def _find_layout(

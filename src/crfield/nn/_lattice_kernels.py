@@ -29,13 +29,13 @@ def _blur_once(table, row, pairs, column, stride, real):
 
 @triton.jit
 def _blur_order(
-    table, row, neighbours, first, second, n_rows, column, stride, real, TWO: tl.constexpr,
+    table, row, neighbors, first, second, n_rows, column, stride, real, TWO: tl.constexpr,
 ):
     """B_first t, or B_second B_first t from nine rows of the table, at the rows."""
-    pairs = neighbours + first.to(tl.int64) * n_rows * 2
+    pairs = neighbors + first.to(tl.int64) * n_rows * 2
     result = _blur_once(table, row, pairs, column, stride, real)
     if TWO:
-        pairs_of_second = neighbours + second.to(tl.int64) * n_rows * 2
+        pairs_of_second = neighbors + second.to(tl.int64) * n_rows * 2
         before = tl.load(pairs_of_second + 2 * row).to(tl.int64)
         after = tl.load(pairs_of_second + 2 * row + 1).to(tl.int64)
         left = _blur_once(table, before, pairs, column, stride, real)
@@ -46,7 +46,7 @@ def _blur_order(
 
 @triton.jit(do_not_specialize=["axis", "n_rows", "n_quads", "out_quads", "gap_quads"])
 def _blur_axes(
-    table, neighbours, out, axis, n_rows, n_quads, out_quads, gap_quads,
+    table, neighbors, out, axis, n_rows, n_quads, out_quads, gap_quads,
     DIM: tl.constexpr, TWO: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -63,10 +63,10 @@ def _blur_axes(
     stride = n_quads * 4
     if LAST:
         rising = _blur_order(
-            table, row, neighbours, axis, axis + 1, n_rows, column, stride, real, TWO,
+            table, row, neighbors, axis, axis + 1, n_rows, column, stride, real, TWO,
         )
         falling = _blur_order(
-            table + gap_quads * 4, row, neighbours, DIM - axis, DIM - axis - 1, n_rows, column,
+            table + gap_quads * 4, row, neighbors, DIM - axis, DIM - axis - 1, n_rows, column,
             stride, real, TWO,
         )
         result = 0.5 * (rising + falling)
@@ -75,7 +75,7 @@ def _blur_axes(
         first = tl.where(order == 0, axis, DIM - axis)
         second = first + 1 - 2 * order
         result = _blur_order(
-            table + order * gap_quads * 4, row, neighbours, first, second, n_rows, column, stride,
+            table + order * gap_quads * 4, row, neighbors, first, second, n_rows, column, stride,
             real, TWO,
         )
         out += order * n_rows.to(tl.int64) * out_quads * 4
@@ -103,10 +103,10 @@ def _chain_to_features(
         partial += by_elevated
 
 
-def blur(neighbours: Tensor, table: Tensor) -> Tensor:
+def blur(neighbors: Tensor, table: Tensor) -> Tensor:
     """1/2 (B_0 ... B_D + B_D ... B_0) t, two axes of both orders a launch."""
     table = _table_kernels.padded(table)
-    corners, n_rows, _ = neighbours.shape
+    corners, n_rows, _ = neighbors.shape
     n_columns = table.shape[1]
     width = _table_kernels.column_tile(n_columns)
     rows = 1024 // width
@@ -117,7 +117,7 @@ def blur(neighbours: Tensor, table: Tensor) -> Tensor:
         out = _table_kernels.new_table(table, orders * n_rows, n_columns)
         launch(
             _blur_axes, (cdiv(n_rows, rows), cdiv(n_columns, width), orders),
-            table, neighbours, out, axis, n_rows, _table_kernels.quads(table),
+            table, neighbors, out, axis, n_rows, _table_kernels.quads(table),
             _table_kernels.quads(out), gap_quads, DIM=corners - 1, TWO=axis + 1 < corners,
             LAST=is_last, ROWS=rows, COLUMNS=width,
         )

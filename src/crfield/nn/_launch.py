@@ -3,7 +3,7 @@
 `kernel[grid](...)` looks at every argument to find the compiled form that fits, which takes longer
 than most kernels here run. What a compiled form depends on is known better here: the constants, the
 dtypes, whether pointers are aligned to 16 bytes, and whether whole numbers fit 32 bits (kernels are
-declared not to be specialised on their values). So it is looked up by those and launched directly.
+declared not to be specialized on their values). So it is looked up by those and launched directly.
 """
 
 from __future__ import annotations

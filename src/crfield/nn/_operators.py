@@ -1,4 +1,4 @@
-"""Kernel matrices on tensors: the protocol, and normalisation on top of it.
+"""Kernel matrices on tensors: the protocol, and normalization on top of it.
 
 Images of a batch have one size; their points are flattened to P = B N rows, image after image, and
 no kernel sees across images.
@@ -64,7 +64,7 @@ class NormalizedOperator:
         return self.rows.reciprocal() if self.normalization == "after" else None
 
     def know_scale(self, scale: Tensor) -> None:
-        """Take the scale of a symmetric normalisation from who has found it already."""
+        """Take the scale of a symmetric normalization from who has found it already."""
         self.pre, self.rows = scale, scale.square().reciprocal()
 
     def apply(self, x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class NormalizedOperator:
 
 
 class NormalizedGradient:
-    """A sum of d sum(u * K~ v) and d sum_i s_i K~_ii by the features, normalisation included.
+    """A sum of d sum(u * K~ v) and d sum_i s_i K~_ii by the features, normalization included.
 
     With z = post u, y = pre v: sum(u * K~ v) = sum(z * K y), whose derivative by K alone is the
     plain operator's; post and pre are powers of the row sums r = K 1, and dr brings in K once more.

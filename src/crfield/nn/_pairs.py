@@ -83,7 +83,7 @@ class PairSum:
 
 
 class Tiling:
-    """The points of a batch in tiles of neighbours, and the pairs of tiles that are near.
+    """The points of a batch in tiles of neighbors, and the pairs of tiles that are near.
 
     Each image's points are sorted and filled up to whole tiles by copies of its last point, which
     x is zero at: a point lives in a slot, `n_slots` for the batch.

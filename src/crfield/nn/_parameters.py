@@ -167,11 +167,11 @@ class _ProjectCompatibility(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mu: Tensor) -> Tensor:
-        centred = _center(mu)
-        values, vectors = torch.linalg.eigh(centred)
+        centered = _center(mu)
+        values, vectors = torch.linalg.eigh(centered)
         ctx.save_for_backward(values, vectors)
         negative = (vectors * values.clamp_max(0.0)) @ vectors.T
-        return mu - centred + 0.5 * (negative + negative.T)
+        return mu - centered + 0.5 * (negative + negative.T)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -1,4 +1,4 @@
-"""The passes of a concave mean-field run through tables: normalisation, then one for each state."""
+"""The passes of a concave mean-field run through tables: normalization, then one for each state."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def correlate(
     b: Tensor, q: Tensor, term: TermTables, of_b: Tensor, of_q: Tensor, by_weight: Tensor,
     quads: int,
 ) -> None:
-    """Adds d sum(factor b * K~ q) / d weight, normalisation held fixed, to `by_weight`."""
+    """Adds d sum(factor b * K~ q) / d weight, normalization held fixed, to `by_weight`."""
     n_points, n_labels = q.shape
     points, labels = _tile(n_labels)
     launch(

@@ -218,7 +218,7 @@ def column_tile(n_columns: int) -> int:
 
 
 def new_table(like: Tensor, n_rows: int, n_columns: int) -> Tensor:
-    """An uninitialised table with rows padded to a multiple of four numbers."""
+    """An uninitialized table with rows padded to a multiple of four numbers."""
     return like.new_empty(n_rows, (n_columns + 3) // 4 * 4)
 
 

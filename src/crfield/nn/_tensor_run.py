@@ -35,7 +35,7 @@ class FeatureSum(Protocol):
 
 
 class Operator(Protocol):
-    """A normalised kernel matrix on tensors."""
+    """A normalized kernel matrix on tensors."""
 
     is_symmetric: bool
 

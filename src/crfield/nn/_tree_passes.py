@@ -181,7 +181,7 @@ def differentiate_marginals(
     """From a loss's derivatives by the marginals to those by costs (B, T, L) and tables (B, E,...).
 
     The derivative is -Cov(1[x_t = l], G) = -P(l) (E[G | x_t = l] - E[G]) with G the sum of all
-    `by_nodes` and `by_edges` that a labelling collects: marginals are first derivatives of log Z,
+    `by_nodes` and `by_edges` that a labeling collects: marginals are first derivatives of log Z,
     and second ones are symmetric. Conditional expectations need one pass up and one down. All in
     differentiable operations; constants along a tree cancel and are taken off on the way.
     """
@@ -201,7 +201,7 @@ def differentiate_marginals(
         level = levels[d]
         own = ordered.of_nodes(by_nodes, level)
         own = own if incoming is None else own + incoming
-        below[d] = _centred(own, ordered.of_nodes(nodes, level))
+        below[d] = _centered(own, ordered.of_nodes(nodes, level))
         if d == 0:
             break
         expected = (ordered.of_edges(given_parent, level) * below[d][..., None, :]).sum(-1)
@@ -213,12 +213,12 @@ def differentiate_marginals(
         rests.append(level.from_above(total[-1]) - sent[d])
         expected = (ordered.of_edges(given_child, level) * rests[d][..., None]).sum(-2)
         everything = below[d] + expected + ordered.of_edges(from_edge_down, level)
-        total.append(_centred(everything, ordered.of_nodes(nodes, level)))
+        total.append(_centered(everything, ordered.of_nodes(nodes, level)))
     by_costs = -nodes * torch.cat(total, 1)
     pairs = by_edges + _rows(rests, nodes)[..., None] + _rows(below, nodes)[..., None, :]
     by_tables = -edges * (pairs - (edges * pairs).sum((-2, -1), keepdim=True))
     return ordered.to_nodes(by_costs), ordered.to_edges(by_tables)
 
 
-def _centred(values: Tensor, chances: Tensor) -> Tensor:
+def _centered(values: Tensor, chances: Tensor) -> Tensor:
     return values - (chances * values).sum(-1, keepdim=True)

@@ -1,12 +1,12 @@
 """Belief propagation on 4-connected grids of pixels whose costs come from any network.
 
-E(x) = sum_i costs[x_i, i] + sum_(i, j) pair(x_i, x_j) over neighbours along rows (horizontal) and
-columns (vertical). What neighbours cost is one of
+E(x) = sum_i costs[x_i, i] + sum_(i, j) pair(x_i, x_j) over neighbors along rows (horizontal) and
+columns (vertical). What neighbors cost is one of
 
     a number w or a map (B or 1, H, W - 1)    w [x_i != x_j], Potts, in O(L) a message;
     a table (L, L), or one for each edge, (B or 1, L, L, H, W - 1), the left label first;
 
-for vertical neighbours with (H - 1, W), the upper label first. Iterations send all messages at
+for vertical neighbors with (H - 1, W), the upper label first. Iterations send all messages at
 once and damp their logarithms.
 """
 
@@ -38,7 +38,7 @@ class GridBeliefs(NamedTuple):
     """What belief propagation found.
 
     log_beliefs : (B, L, H, W), logarithms of the marginals; at temperature 0 how much less good the
-        best labelling with each label is, 0 for the best and negative for all others.
+        best labeling with each label is, 0 for the best and negative for all others.
     log_partition : (B,), T log Z in the Bethe approximation.
     residuals : (B,), by how much the last iteration changed a log message at most, before damping;
         0 at a fixed point.
@@ -65,10 +65,10 @@ def propagate_grid(
 ) -> GridBeliefs:
     """Sum-product (temperature > 0) or max-product (0) belief propagation, unrolled.
 
-    E(x) = sum_i costs[x_i, i] + sum_(i, j) pair(x_i, x_j) over neighbours.
+    E(x) = sum_i costs[x_i, i] + sum_(i, j) pair(x_i, x_j) over neighbors.
 
     costs : (B, L, H, W).
-    horizontal : what neighbours in a row cost: a Potts weight or a map (B or 1, H, W - 1) of them,
+    horizontal : what neighbors in a row cost: a Potts weight or a map (B or 1, H, W - 1) of them,
         a table (L, L), the left label first, or (B or 1, L, L, H, W - 1).
     vertical : likewise in a column, with (H - 1, W), the upper label first.
     n_iter, damping : iterations send all messages at once and damp their logarithms.
@@ -78,17 +78,17 @@ def propagate_grid(
 
 
 class GridCRF(nn.Module):
-    """Grids whose costs come from a network; what neighbours cost is learned along.
+    """Grids whose costs come from a network; what neighbors cost is learned along.
 
     E(x) = sum_i costs[x_i, i] + sum_(i, j) pair(x_i, x_j), P(x) = exp(-E(x) / T) / Z.
 
     Methods take costs (B, L, H, W), labels (B, H, W), and where given horizontal and vertical costs
-    of neighbours in place of the learned ones, as for `propagate_grid`.
+    of neighbors in place of the learned ones, as for `propagate_grid`.
 
     Parameters
     ----------
     n_labels : number of labels L.
-    pairwise : "potts" to learn one weight for `horizontal` and one for `vertical` neighbours,
+    pairwise : "potts" to learn one weight for `horizontal` and one for `vertical` neighbors,
         "tables" to learn tables (L, L), "none" where every call brings its own.
     weight : what different labels cost at first.
     n_iter, damping, temperature : of sum-product; `decode` has the same with temperature 0.
@@ -142,7 +142,7 @@ class GridCRF(nn.Module):
     def edge_marginals(
         self, costs: Tensor, horizontal: Tensor | None = None, vertical: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """P(x_i = k, x_j = l) of neighbours, (B, L, L, H, W - 1) and (B, L, L, H - 1, W)."""
+        """P(x_i = k, x_j = l) of neighbors, (B, L, L, H, W - 1) and (B, L, L, H - 1, W)."""
         self._check_temperature("edge_marginals")
         problem = self._prepare(costs, horizontal, vertical)
         return run_grid(*problem, self.settings).edge_beliefs(*problem[1:])

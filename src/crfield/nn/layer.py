@@ -44,7 +44,7 @@ class DenseCRF(nn.Module):
     Parameters
     ----------
     n_labels : number of labels L, at least 2.
-    terms : `crfield.Pairwise` terms; by default positions 3 px, weight 3, and positions and colours
+    terms : `crfield.Pairwise` terms; by default positions 3 px, weight 3, and positions and colors
         60 px / 10, weight 5.
     n_iter : number of updates.
     algorithm : "concave" (KK13 3.2), "cccp" (KK13 3.1) or "parallel" (KK11).
@@ -56,7 +56,7 @@ class DenseCRF(nn.Module):
         point, which needs the memory of one update and enough of them to converge.
     checkpoint : compute the marginals again on the way back instead of keeping them.
     tol : exact sums may leave out pairs of points whose kernel value is below this.
-    spacing : distance between grid neighbours along each axis, for anisotropic volumes.
+    spacing : distance between grid neighbors along each axis, for anisotropic volumes.
     deterministic : on a GPU, sum in a fixed order; None follows
         `torch.use_deterministic_algorithms`.
     threads : native threads on the CPU, None for all cores.

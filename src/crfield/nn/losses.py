@@ -155,7 +155,7 @@ class IntersectionOverUnion(_Loss):
 class PairwiseEnergy(nn.Module):
     """The mean over pixels of 1/2 sum_m sum_j q_i' mu^(m) q_j k^(m)_ij, q = softmax(logits).
 
-    A regulariser for networks that are trained from few labelled pixels: no inference is run, the
+    A regularizer for networks that are trained from few labeled pixels: no inference is run, the
     network itself is drawn to marginals that the CRF finds cheap.
 
     crf : whose terms count; its parameters are learned along unless they are frozen.

@@ -29,10 +29,10 @@ class GraphBeliefs(NamedTuple):
     """What belief propagation found.
 
     log_beliefs : (B, N, L), logarithms of the marginals; at temperature 0 how much less good the
-        best labelling with each label is, 0 for the best and negative for all others.
+        best labeling with each label is, 0 for the best and negative for all others.
     edge_log_beliefs : (B, E, L, L), the same of pairs.
     log_partition : (B,), T log Z in the Bethe approximation; at temperature 0 minus the energy of
-        the best labelling, if the graph is a tree.
+        the best labeling, if the graph is a tree.
     residuals : (B,), by how much the last iteration changed a log message at most, before damping;
         0 at a fixed point.
     """

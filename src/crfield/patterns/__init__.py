@@ -3,7 +3,7 @@
 from crfield.patterns.convolutional import ConvolutionalPatterns
 from crfield.patterns.hidden import HiddenPosterior
 from crfield.patterns.inference import infer
-from crfield.patterns.inputs import EIGHT_NEIGHBOURS, FOUR_NEIGHBOURS, PatternInputs
+from crfield.patterns.inputs import EIGHT_NEIGHBORS, FOUR_NEIGHBORS, PatternInputs
 from crfield.patterns.learning import PatternLearningResult, learn_patterns
 from crfield.patterns.measures import mask_scores
 from crfield.patterns.model import PatternCRF
@@ -17,8 +17,8 @@ from crfield.patterns.sampling import Chains, sample
 from crfield.patterns.tradeoffs import Evaluation, Tradeoffs, choose_tradeoffs
 
 __all__ = [
-    "EIGHT_NEIGHBOURS",
-    "FOUR_NEIGHBOURS",
+    "EIGHT_NEIGHBORS",
+    "FOUR_NEIGHBORS",
     "Chains",
     "ConvolutionalPatterns",
     "DeviationPatterns",

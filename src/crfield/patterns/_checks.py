@@ -79,7 +79,7 @@ def as_temperature(value: Any) -> Temperature:
     if not 0 < number < math.inf:
         raise InputError(
             f"temperature must be a positive number or 'zero', got {shown(value)}; "
-            "use 1 to sum the hidden units out and 'zero' to maximise them out."
+            "use 1 to sum the hidden units out and 'zero' to maximize them out."
         )
     return number
 

@@ -1,7 +1,7 @@
 """Parameters of a pattern model as named arrays, and the gradient of what its labels bring in.
 
 Trade-offs are positive and move in logarithms. With E(y) the energy of eq. 5, the gradient of any
-expectation over labels is a sum of -dE(y)/dgamma with a number for each labelling (eqs. 13 to 15).
+expectation over labels is a sum of -dE(y)/dgamma with a number for each labeling (eqs. 13 to 15).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def weighted_scores(
 ) -> Parameters:
     """sum_n scale_n (-dE(y_n | x_n) / dgamma) for every group gamma (eq. 14).
 
-    labels : (n, H, W), one labelling for each of the inputs.
+    labels : (n, H, W), one labeling for each of the inputs.
     scale : (n,).
     """
     masks = as_masks(labels, model.visible_bias.size, "labels")

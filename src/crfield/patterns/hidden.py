@@ -24,7 +24,7 @@ class HiddenRule(Protocol):
         """T log sum_h exp(a'h / T), (B,), from a (B, J); max_h a'h at T = 0."""
 
     def expected(self, a: FloatArray, temperature: float) -> FloatArray:
-        """E[h] (B, J) under p*(h) ~ exp(a'h / T); one maximiser at T = 0."""
+        """E[h] (B, J) under p*(h) ~ exp(a'h / T); one maximizer at T = 0."""
 
     def sample(
         self, a: FloatArray, temperature: float, rng: np.random.Generator

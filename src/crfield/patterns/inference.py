@@ -1,6 +1,6 @@
 """MAP labels by EM with graph cuts (CHOPP section 4.2).
 
-The E-step sets q to p*(h | y) of eq. 10; the M-step finds the labels that maximise the bound
+The E-step sets q to p*(h | y) of eq. 10; the M-step finds the labels that maximize the bound
 
     -E(y) >= -E_base(y) + sum_classes (c + W'y)'E_q[h] + T H(q)                            (eq. 11)
 
@@ -41,7 +41,7 @@ def infer(
     Parameters
     ----------
     model : `PatternCRF` or `MultiLabelPatternCRF`. At temperature 1 the hidden units are summed
-        out, at "zero" they are maximised out.
+        out, at "zero" they are maximized out.
     inputs : a batch of images.
     init : (B, H, W), labels to start from instead.
     max_iter : most EM steps for an image.
@@ -117,7 +117,7 @@ class _Problem:
         return _State(labels, score, tuple(found)), bound
 
     def m_step(self, state: _State) -> Labels:
-        """The labels that maximise the bound for the posteriors of `state`."""
+        """The labels that maximize the bound for the posteriors of `state`."""
         costs = self.costs.copy()
         for (label, patterns), q in zip(self.potentials, state.posteriors, strict=True):
             costs[..., label] -= patterns.to_visible(q.expected).reshape(state.labels.shape)
@@ -171,7 +171,7 @@ def _ascend(problem: _Problem, labels: Labels, max_iter: int, restart: int) -> P
 
 def _perturbations(costs: FloatArray, n_restarts: int, seed: int) -> Iterator[FloatArray]:
     """Costs less Gumbel noise, whose least energy is a draw from the unary terms alone and a
-    likely labelling with the pairwise ones (perturb and MAP)."""
+    likely labeling with the pairwise ones (perturb and MAP)."""
     rng = np.random.default_rng(as_count(seed, "seed", 0))
     for _ in range(as_count(n_restarts, "n_restarts", 0)):
         yield costs - rng.gumbel(size=costs.shape).astype(costs.dtype)

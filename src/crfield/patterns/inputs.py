@@ -20,11 +20,11 @@ from crfield._validate import (
 )
 from crfield.graphcut import boundary_weights, constant_weights, contrast_weights, grid_offsets
 from crfield.graphcut._checks import check_not_negative
-from crfield.graphcut.neighbourhood import pairs_region
+from crfield.graphcut.neighborhood import pairs_region
 
 # Edges run from a pixel to the pixel this far down and across.
-FOUR_NEIGHBOURS = grid_offsets(2, 4)
-EIGHT_NEIGHBOURS = grid_offsets(2, 8)
+FOUR_NEIGHBORS = grid_offsets(2, 4)
+EIGHT_NEIGHBORS = grid_offsets(2, 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +33,8 @@ class PatternInputs:
 
     costs : (B, H, W, L), unary costs u_i(l); L = 2 for a `PatternCRF`.
     pairwise : (B, K, n, H, W) or (1, K, n, H, W) for all images, or None; p^k_ij >= 0 is the cost
-        of different labels at a pixel and at its neighbour. n = 2: the neighbours to the right and
-        below (`FOUR_NEIGHBOURS`); n = 4: also below right and below left (`EIGHT_NEIGHBOURS`).
+        of different labels at a pixel and at its neighbor. n = 2: the neighbors to the right and
+        below (`FOUR_NEIGHBORS`); n = 4: also below right and below left (`EIGHT_NEIGHBORS`).
         Entries of edges that leave the grid are ignored.
     features : (B, F), phi(x) of section 4.1, or None.
 
@@ -74,19 +74,19 @@ class PatternInputs:
         ):
             raise InputError(
                 f"pairwise must have shape ({n}, K, 2, {grid[0]}, {grid[1]}) with K types of terms "
-                f"(4 instead of 2 for 8 neighbours), got {pairwise.shape}; "
+                f"(4 instead of 2 for 8 neighbors), got {pairwise.shape}; "
                 "give one cost an edge to the right and one an edge below."
             )
         check_magnitude(pairwise, "pairwise")
         check_not_negative(
-            pairwise, "pairwise", "graph cuts need costs that favour equal labels, so clamp at 0"
+            pairwise, "pairwise", "graph cuts need costs that favor equal labels, so clamp at 0"
         )
         return pairwise
 
     @classmethod
     def from_images(
         cls, costs: Any, images: Any, *, kinds: Sequence[str] | str = ("constant", "contrast"),
-        boundary: Any = None, features: Any = None, neighbours: int = 4,
+        boundary: Any = None, features: Any = None, neighbors: int = 4,
     ) -> PatternInputs:
         """Inputs with the pairwise terms of CHOPP section 5, one type for each of `kinds`.
 
@@ -95,20 +95,20 @@ class PatternInputs:
         kinds : some of "constant", "contrast" and "boundary", or one of them.
         boundary : (B, H, W), probabilities of a boundary, for "boundary".
         features : (B, F), or None.
-        neighbours : 4 or 8.
+        neighbors : 4 or 8.
         """
         shape = as_array(costs, "costs").shape
         if len(shape) != 4:
             return cls(costs)  # which says what is wrong
         n, grid = shape[0], shape[1:3]
         makers = {
-            "constant": lambda: [constant_weights(grid, neighbours)] * n,
+            "constant": lambda: [constant_weights(grid, neighbors)] * n,
             "contrast": lambda: [
-                contrast_weights(image, neighbours)
+                contrast_weights(image, neighbors)
                 for image in _as_maps(images, "images", "contrast", n, grid)
             ],
             "boundary": lambda: [
-                boundary_weights(each, neighbours)
+                boundary_weights(each, neighbors)
                 for each in _as_maps(boundary, "boundary", "boundary", n, grid)
             ],
         }

@@ -167,7 +167,7 @@ class GridModel:
                 f"{weights.shape}; pass a list, empty for none."
             )
         check_not_negative(
-            weights, "pairwise_weights", "graph cuts need terms that favour equal labels"
+            weights, "pairwise_weights", "graph cuts need terms that favor equal labels"
         )
         check_magnitude(weights, "pairwise_weights")
         object.__setattr__(self, "pairwise_weights", weights)

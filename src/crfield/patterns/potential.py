@@ -3,7 +3,7 @@
     f(y; T) = -T log sum_h exp((y'W h + c'h) / T)                                          (eq. 4)
 
 T = 1 is a restricted Boltzmann machine with its hidden units summed out, T -> 0 the pattern
-potential, where they are maximised out. What differs between one set of patterns for the whole
+potential, where they are maximized out. What differs between one set of patterns for the whole
 image and windows that slide over it is W alone; everything else is here, once.
 """
 
@@ -123,7 +123,7 @@ class PatternPotential(ABC):
         return replace(self, **parameters)
 
     def at_temperature(self, temperature: Temperature) -> Self:
-        """The same patterns at another temperature: 1 sums h out, "zero" maximises it out."""
+        """The same patterns at another temperature: 1 sums h out, "zero" maximizes it out."""
         return replace(self, temperature=temperature)
 
     @cached_property

@@ -31,7 +31,7 @@ class RelaxationResult:
 
     Attributes
     ----------
-    bounds : (B,), value of the linear program; no labelling has a lower energy.
+    bounds : (B,), value of the linear program; no labeling has a lower energy.
     visible : (B, H, W), its y in [0, 1].
     labels : (B, H, W), y rounded.
     energies : (B,), E of the labels.

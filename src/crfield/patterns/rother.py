@@ -3,7 +3,7 @@
     g_j(y) = min{d_j(y) + theta_0j, theta_maxj},    d_j(y) = w_j'y + K_j,
 
 composed by their sum or their minimum. With W = -w and c = theta_max - theta_0 - K each is
-theta_max + min{0, -(W_j'y + c_j)}, a hidden unit that is maximised out.
+theta_max + min{0, -(W_j'y + c_j)}, a hidden unit that is maximized out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Label maps drawn from a pattern model by block Gibbs sampling (CHOPP sections 4.3 and 5).
 
-One pass draws all hidden units given the labels (eq. 7), then the pixels of one colour of the
-checkerboard given the hidden units and the other colour, then those of the other colour (eq. 8).
+One pass draws all hidden units given the labels (eq. 7), then the pixels of one color of the
+checkerboard given the hidden units and the other color, then those of the other color (eq. 8).
 At T = 1 that leaves p(y, h | x) unchanged, so that the labels come from p(y | x); at any other
 temperature it is the alternating sampler of section 4.3, without that guarantee.
 """
@@ -153,7 +153,7 @@ def _check_room(model: PatternCRF, n_chains: int) -> None:
 
 
 def check_samplable(model: PatternCRF, inputs: PatternInputs) -> None:
-    """Refuse what the two colours of a checkerboard do not separate."""
+    """Refuse what the two colors of a checkerboard do not separate."""
     if not isinstance(model, PatternCRF):
         raise InputError(
             f"model must be a PatternCRF, got {type(model).__name__}; "
@@ -162,5 +162,5 @@ def check_samplable(model: PatternCRF, inputs: PatternInputs) -> None:
     model.check_inputs(inputs)
     if inputs.pairwise is not None and inputs.pairwise.shape[2] != 2:
         raise InputError(
-            "pairwise must join 4 neighbours for sampling, got 8; leave the diagonal edges out."
+            "pairwise must join 4 neighbors for sampling, got 8; leave the diagonal edges out."
         )

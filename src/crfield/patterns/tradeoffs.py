@@ -71,7 +71,7 @@ def choose_tradeoffs(
     model : where the search starts; its pairwise weights should not all be 0.
     inputs, masks : images with their true labels (B, H, W); best not those that the patterns were
         learned from, which they know better than any new ones.
-    score : score(labels, masks) -> (B,), of which the mean is maximised.
+    score : score(labels, masks) -> (B,), of which the mean is maximized.
     scale_patterns : whether to search a common factor of W, b and c too.
     min_gain : least rise of the score that counts; less is taken for chance.
     max_evaluations : most weights to try.

@@ -1,6 +1,6 @@
 // The picture on the page: its layers, and how it is zoomed and moved.
 import { drawPlane, emptyCanvas, entropyTable, labelTable, rampGradient } from "./compose.js";
-import { cssColour, element, emit, on, state } from "./state.js";
+import { cssColor, element, emit, on, state } from "./state.js";
 
 const LARGEST_SCALE = 40;
 const KEPT_IN_SIGHT = 48; // CSS pixels of the picture that moving it leaves on the stage
@@ -152,7 +152,7 @@ export function showRing(x, y) {
   ring.style.width = ring.style.height = `${size}px`;
   ring.style.transform =
     `translate(${view.x + x * view.scale - size / 2}px, ${view.y + y * view.scale - size / 2}px)`;
-  ring.style.setProperty("--brush", state.erasing ? "#fff" : cssColour(state.active));
+  ring.style.setProperty("--brush", state.erasing ? "#fff" : cssColor(state.active));
 }
 
 let outlineDrawn = 1;

@@ -38,7 +38,7 @@ export function entropyTable() {
   });
 }
 
-/** The entropy's colours for CSS. */
+/** The entropy's colors for CSS. */
 export const rampGradient = `linear-gradient(90deg, ${RAMP.map((c) => `rgb(${c})`).join(", ")})`;
 
 let strip = { width: 0, rows: 0, image: null, pixels: null };

@@ -2,7 +2,7 @@
 import { drawScribbles } from "./canvas.js";
 import { toast } from "./notices.js";
 import { requestRefine } from "./refiner.js";
-import { NONE, colourOf, cssColour, element, emit, on, state } from "./state.js";
+import { NONE, colorOf, cssColor, element, emit, on, state } from "./state.js";
 
 const list = element("labels");
 const FEWEST = 2;
@@ -108,7 +108,7 @@ function removeLabel(label) {
   list.querySelectorAll("input[type=radio]")[state.active].focus();
 }
 
-/** The better of black and white on a colour. @param {number[]} rgb */
+/** The better of black and white on a color. @param {number[]} rgb */
 const inkOn = ([r, g, b]) => (0.299 * r + 0.587 * g + 0.114 * b > 128 ? "#101418" : "#fff");
 
 /** @param {string} name @param {number} label */
@@ -117,8 +117,8 @@ function makeRow(name, label) {
   row.className = "label";
   const swatch = document.createElement("label");
   swatch.className = "swatch";
-  swatch.style.setProperty("--colour", cssColour(label));
-  swatch.style.setProperty("--ink", inkOn(colourOf(label)));
+  swatch.style.setProperty("--color", cssColor(label));
+  swatch.style.setProperty("--ink", inkOn(colorOf(label)));
   const value = state.initial?.kind === "labels" ? state.initial.names[label] : label;
   swatch.title = `Value ${value} in the mask${label < 9 ? `, key ${label + 1}` : ""}`;
   const radio = Object.assign(document.createElement("input"), { type: "radio", name: "label" });
@@ -189,8 +189,8 @@ function showSwatches() {
     const button = Object.assign(document.createElement("button"), {
       type: "button", className: "icon", textContent: String(label + 1), title: name,
     });
-    button.style.setProperty("--colour", cssColour(label));
-    button.style.setProperty("--ink", inkOn(colourOf(label)));
+    button.style.setProperty("--color", cssColor(label));
+    button.style.setProperty("--ink", inkOn(colorOf(label)));
     button.setAttribute("aria-label", `Paint ${name || `label ${label + 1}`}`);
     const active = label === state.active && !state.erasing;
     button.setAttribute("aria-pressed", String(active));

@@ -79,7 +79,7 @@ function describeInitial() {
   element("source-note").textContent = initial
     ? `Starts from ${kind} with ${initial.n_labels} labels` +
       ` (${initial.file.name}); scribbles correct it.`
-    : "Starts from the scribbles: each label's colours are learned from them.";
+    : "Starts from the scribbles: each label's colors are learned from them.";
 }
 
 function describeModel() {

@@ -26,7 +26,7 @@ function show() {
   const step = steps.length ? steps.reduce((sum, time) => sum + time, 0) / steps.length : 0;
   list([
     ["Free energy", brief(result.free_energies.at(-1))],
-    [state.initial ? "Costs" : "Colour model", milliseconds(unary)],
+    [state.initial ? "Costs" : "Color model", milliseconds(unary)],
     [result.converged ? "Steps, converged" : "Steps", String(result.n_iter)],
     ["Inference", milliseconds(inference)],
     ["A step", milliseconds(step)],

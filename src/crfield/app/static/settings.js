@@ -18,17 +18,17 @@ const RANGE_STEPS = 1000;
 /** @type {{title: string, key: string, text: string, sliders: Slider[]}[]} */
 const KERNELS = [
   {
-    title: "Smoothness", key: "spatial_on", text: "neighbours agree",
+    title: "Smoothness", key: "spatial_on", text: "neighbors agree",
     sliders: [
       { key: "spatial", label: "Width, pixels", min: 0.5, max: 100, log: true },
       { key: "spatial_weight", label: "Weight", min: 0.1, max: 100, log: true },
     ],
   },
   {
-    title: "Appearance", key: "bilateral_on", text: "like colours agree",
+    title: "Appearance", key: "bilateral_on", text: "like colors agree",
     sliders: [
       { key: "bilateral_xy", label: "Width, pixels", min: 1, max: 500, log: true },
-      { key: "bilateral_rgb", label: "Width, colours", min: 1, max: 128, log: true },
+      { key: "bilateral_rgb", label: "Width, colors", min: 1, max: 128, log: true },
       { key: "bilateral_weight", label: "Weight", min: 0.1, max: 100, log: true },
     ],
   },
@@ -42,11 +42,11 @@ const INFERENCE = [
 ];
 
 /** @type {Slider[]} */
-const COLOURS = [
-  { key: "components", label: "Colours a label", min: 1, max: 8, step: 1,
+const COLORS = [
+  { key: "components", label: "Colors a label", min: 1, max: 8, step: 1,
     title: "Components of each label's mixture of Gaussians" },
-  { key: "strength", label: "Trust in colours", min: 0, max: 1, step: 0.01,
-    title: "How much the colours of the strokes count" },
+  { key: "strength", label: "Trust in colors", min: 0, max: 1, step: 0.01,
+    title: "How much the colors of the strokes count" },
   { key: "nearness", label: "Nearness", min: 0, max: 10, step: 0.1,
     title: "How much the nearest stroke counts" },
 ];
@@ -225,13 +225,13 @@ function makeReset() {
 export function buildSettings() {
   element("kernels").append(...KERNELS.map(makeKernel));
   element("inference").append(makeAlgorithm(), ...INFERENCE.map(makeSlider), makeReset());
-  const colours = document.createElement("div");
-  colours.append(...COLOURS.map(makeSlider));
+  const colors = document.createElement("div");
+  colors.append(...COLORS.map(makeSlider));
   const map = document.createElement("div");
   map.append(...LABEL_MAP.map(makeSlider));
-  element("source").append(colours, map);
+  element("source").append(colors, map);
   on("initial", () => {
-    colours.hidden = Boolean(state.initial);
+    colors.hidden = Boolean(state.initial);
     map.hidden = state.initial?.kind !== "labels";
   });
   useDefaults();

@@ -63,8 +63,8 @@ export function emit(name) {
  */
 export const element = (id) => document.getElementById(id);
 
-/** The colour of a label as [r, g, b]. @param {number} label */
-export const colourOf = (label) => state.server.palette[label % state.server.palette.length];
+/** The color of a label as [r, g, b]. @param {number} label */
+export const colorOf = (label) => state.server.palette[label % state.server.palette.length];
 
-/** The colour of a label for CSS. @param {number} label */
-export const cssColour = (label) => `rgb(${colourOf(label).join(" ")})`;
+/** The color of a label for CSS. @param {number} label */
+export const cssColor = (label) => `rgb(${colorOf(label).join(" ")})`;

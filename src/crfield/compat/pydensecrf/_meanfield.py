@@ -1,7 +1,7 @@
 """pydensecrf's inference: parallel updates that keep self-pairs and promise no descent.
 
 It is the update of `algorithm="concave"`, without the watch over the free energy and for any
-compatibility and normalisation.
+compatibility and normalization.
 
 The original embeds pixels in its lattice four at a time and fills up the last four with features 0.
 Those pixels carry no weight, but the vertices around them exist, and the blur passes through them.

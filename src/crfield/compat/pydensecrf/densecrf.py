@@ -219,12 +219,12 @@ class DenseCRF2D(DenseCRF):
         self, sxy: Any, srgb: Any, rgbim: Any, compat: Any, kernel: int = DIAG_KERNEL,
         normalization: int = NORMALIZE_SYMMETRIC,
     ) -> None:
-        """Add a term on positions (x, y) and the colours of an image `rgbim` (h, w, 3).
+        """Add a term on positions (x, y) and the colors of an image `rgbim` (h, w, 3).
 
         They are divided by `sxy` and `srgb`, a number each or one a dimension; the rest is as for
         `addPairwiseEnergy`.
         """
-        widths, colour_widths = as_widths(sxy, "sxy", 2), as_widths(srgb, "srgb", 3)
+        widths, color_widths = as_widths(sxy, "sxy", 2), as_widths(srgb, "srgb", 3)
         image = as_array(rgbim, "rgbim")
         wanted = (self._h, self._w, 3)
         if image.shape != wanted:
@@ -235,7 +235,7 @@ class DenseCRF2D(DenseCRF):
             else:
                 remedy = "use create_pairwise_bilateral for other channels"
             raise InputError(f"rgbim must have shape {wanted}, got {image.shape}; {remedy}.")
-        features = create_pairwise_bilateral(widths[::-1], colour_widths, image, chdim=2)
+        features = create_pairwise_bilateral(widths[::-1], color_widths, image, chdim=2)
         # The order of the features decides in which order the lattice is blurred.
         self.addPairwiseEnergy(features[[1, 0, 2, 3, 4]], compat, kernel, normalization)
 

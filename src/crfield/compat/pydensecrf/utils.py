@@ -131,7 +131,7 @@ def create_pairwise_gaussian(sdims: Any, shape: Any) -> FloatArray:
 
 
 def create_pairwise_bilateral(sdims: Any, schan: Any, img: Any, chdim: int = -1) -> FloatArray:
-    """Features (D + C, N) of an image: positions divided by `sdims`, then colours by `schan`.
+    """Features (D + C, N) of an image: positions divided by `sdims`, then colors by `schan`.
 
     img : (*grid, C), or with the channels elsewhere.
 
@@ -155,9 +155,9 @@ def create_pairwise_bilateral(sdims: Any, schan: Any, img: Any, chdim: int = -1)
             f"{shown(sdims)} for shape {image.shape} with chdim={axis}; "
             "name the channels' axis with chdim, for example chdim=2 for (H, W, 3)."
         )
-    colours = np.array(as_floats(channels, "img", FLOAT32)).reshape(count, -1)
-    divide(colours, as_widths(schan, "schan", count))
-    return np.concatenate([create_pairwise_gaussian(sdims, sizes), colours])
+    colors = np.array(as_floats(channels, "img", FLOAT32)).reshape(count, -1)
+    divide(colors, as_widths(schan, "schan", count))
+    return np.concatenate([create_pairwise_gaussian(sdims, sizes), colors])
 
 
 def compute_unary(labels: Any, M: int, GT_PROB: float = 0.5) -> FloatArray:

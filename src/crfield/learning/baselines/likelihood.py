@@ -9,7 +9,7 @@ entries of mu taken as independent. Tying mu(a, b) = mu(b, a) adds two of them, 
 (whose last factor is Q_j(b)); for a = b eq. 11 counts every pair twice.
 
 Pixels without a true label are in neither sum: their rows of T and of Q are 0. Estimating mu then
-means matching the pairs of labels among labelled pixels, as many of them in T as in Q, so that the
+means matching the pairs of labels among labeled pixels, as many of them in T as in Q, so that the
 entries of the gradient sum to 0 as they must: a constant added to mu changes nothing. Inference
 still sees all pixels.
 """

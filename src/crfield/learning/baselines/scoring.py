@@ -50,11 +50,11 @@ def confusion(
 
 
 def summed(counts: Sequence[Confusion]) -> Confusion:
-    """The sum over examples, which must have labelled pixels."""
+    """The sum over examples, which must have labeled pixels."""
     total = np.asarray(np.sum(counts, axis=0), np.int64)
     if not total.any():
         raise InputError(
-            "examples must have labelled pixels, got only void ones; check the true labels."
+            "examples must have labeled pixels, got only void ones; check the true labels."
         )
     return total
 

@@ -1,4 +1,4 @@
-"""Colours chosen in OKLab, where distances look about as large as they are."""
+"""Colors chosen in OKLab, where distances look about as large as they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def _oklab_to_bytes(lab: Array) -> tuple[Bytes, npt.NDArray[np.bool_]]:
-    """Colours of the OKLab space `(n, 3)` as sRGB bytes, and which of them sRGB can show.
+    """Colors of the OKLab space `(n, 3)` as sRGB bytes, and which of them sRGB can show.
 
     The two matrices are those of B. Ottosson, "A perceptual color space", 2020.
     """
@@ -33,15 +33,15 @@ def _oklab_to_bytes(lab: Array) -> tuple[Bytes, npt.NDArray[np.bool_]]:
 
 
 @lru_cache
-def distinct_colours(n: int) -> Bytes:
-    """Colours `(n, 3)` chosen one by one, each the farthest in OKLab from those before it."""
+def distinct_colors(n: int) -> Bytes:
+    """Colors `(n, 3)` chosen one by one, each the farthest in OKLab from those before it."""
     lightness, chroma, hue = np.meshgrid(
         np.linspace(0.54, 0.88, 9), np.linspace(0.07, 0.17, 7), np.arange(0, 2 * np.pi, np.pi / 36)
     )
     lab = np.stack([lightness, chroma * np.cos(hue), chroma * np.sin(hue)], axis=-1).reshape(-1, 3)
-    colours, shown = _oklab_to_bytes(lab)
-    lab, colours = lab[shown], colours[shown]
-    sky_blue = np.array([0.70, -0.06, -0.13])  # skin, wood and soil have no such colour
+    colors, shown = _oklab_to_bytes(lab)
+    lab, colors = lab[shown], colors[shown]
+    sky_blue = np.array([0.70, -0.06, -0.13])  # skin, wood and soil have no such color
     latest = int(np.argmin(((lab - sky_blue) ** 2).sum(axis=1)))
     distance = np.full(len(lab), np.inf)
     chosen = []
@@ -51,12 +51,12 @@ def distinct_colours(n: int) -> Bytes:
         difference = (lab - lab[latest]) * (0.7, 1, 1)
         distance = np.minimum(distance, (difference**2).sum(axis=1))
         latest = int(np.argmax(distance))
-    return colours[chosen]
+    return colors[chosen]
 
 
 @lru_cache
 def uncertainty_ramp() -> Bytes:
-    """256 colours from near black over violet and orange to pale yellow, evenly brighter."""
+    """256 colors from near black over violet and orange to pale yellow, evenly brighter."""
     share = np.linspace(0, 1, 256)
     lightness = 0.14 + 0.83 * share
     hue = np.deg2rad(285 + 180 * share)

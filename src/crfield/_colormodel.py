@@ -1,4 +1,4 @@
-"""The colours of an image in bins, and what they cost by mixtures of Gaussians."""
+"""The colors of an image in bins, and what they cost by mixtures of Gaussians."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from crfield._mixture import fit_mixture, fitting_bytes, log_density
 from crfield._validate import InputError, check_finite, check_memory
 from crfield.features import image_array
 
-_LEVELS = 64  # steps a channel: colours that share a step share their cost
-_OUTLIERS = 0.02  # share of pixels whose colour no mixture explains
-_COLOURS_A_COMPONENT = 10
-_AT_ONCE = 2**14  # colours whose densities are computed together
+_LEVELS = 64  # steps a channel: colors that share a step share their cost
+_OUTLIERS = 0.02  # share of pixels whose color no mixture explains
+_COLORS_A_COMPONENT = 10
+_AT_ONCE = 2**14  # colors whose densities are computed together
 _MOST_KEPT = 2**25  # bytes of arrays that a memo keeps
 
 
@@ -53,12 +53,12 @@ class Memo:
 
 
 @dataclass(frozen=True)
-class Colours:
-    """The colours of an image, (N,) pixels of C channels, put into B bins.
+class Colors:
+    """The colors of an image, (N,) pixels of C channels, put into B bins.
 
     Attributes
     ----------
-    values : (B, C), the mean colour of each bin, every channel scaled to [0, 1].
+    values : (B, C), the mean color of each bin, every channel scaled to [0, 1].
     bins : (*grid), the bin of each pixel.
     memo : what was computed of the labels painted so far; somebody who paints changes one of them.
     """
@@ -68,8 +68,8 @@ class Colours:
     memo: Memo = field(default_factory=Memo, repr=False, compare=False)
 
 
-def colours_of(image: Any) -> Colours:
-    """The colours of an image (*grid[, C]) whose grid has two axes, or three with channels last.
+def colors_of(image: Any) -> Colors:
+    """The colors of an image (*grid[, C]) whose grid has two axes, or three with channels last.
 
     They take most of the time of `unary_from_scribbles` and stay the same while somebody paints.
     """
@@ -85,11 +85,11 @@ def colours_of(image: Any) -> Colours:
     n, channels = pixels.shape
     if channels > 10:
         raise InputError(
-            f"image must have at most 10 channels for a colour model, got {channels}; "
-            "pass the channels that tell labels apart, of a grey volume as (Z, H, W, 1)."
+            f"image must have at most 10 channels for a color model, got {channels}; "
+            "pass the channels that tell labels apart, of a gray volume as (Z, H, W, 1)."
         )
     check_memory(
-        n * (4.0 * channels + 64.0), f"A colour model of {n} pixels", "use a smaller image"
+        n * (4.0 * channels + 64.0), f"A color model of {n} pixels", "use a smaller image"
     )
     with np.errstate(over="ignore", invalid="ignore"):
         low = pixels.min(0).astype(np.float64)
@@ -118,17 +118,17 @@ def colours_of(image: Any) -> Colours:
     values = np.stack(
         [np.bincount(bins, row, len(used)) / n_pixels for row in scaled], axis=1
     )
-    return Colours(values.astype(np.float32), bins.reshape(grid))
+    return Colors(values.astype(np.float32), bins.reshape(grid))
 
 
-def colour_costs(
-    colours: Colours, masks: list[NDArray[np.bool_]], components: int, strength: float
+def color_costs(
+    colors: Colors, masks: list[NDArray[np.bool_]], components: int, strength: float
 ) -> NDArray[np.float32]:
-    """-strength log p(v | l) at all colours, up to a constant of each, (P, B): mixtures fitted to
-    the colours of painted pixels (*grid,), plus a few outliers.
+    """-strength log p(v | l) at all colors, up to a constant of each, (P, B): mixtures fitted to
+    the colors of painted pixels (*grid,), plus a few outliers.
     """
-    compute = partial(_label_costs, colours, components)
-    rows = [colours.memo.recall(("colours", components), mask, compute) for mask in masks]
+    compute = partial(_label_costs, colors, components)
+    rows = [colors.memo.recall(("colors", components), mask, compute) for mask in masks]
     table = np.stack(rows)
     table -= table.min(0)
     table *= np.float32(strength)
@@ -136,28 +136,28 @@ def colour_costs(
 
 
 def _label_costs(
-    colours: Colours, components: int, mask: NDArray[np.bool_]
+    colors: Colors, components: int, mask: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
-    """-log p(v | l) at all colours (B,) of the label that a mask (*grid,) is painted with."""
-    values = colours.values
-    counts = np.bincount(colours.bins[mask], minlength=len(values))
+    """-log p(v | l) at all colors (B,) of the label that a mask (*grid,) is painted with."""
+    values = colors.values
+    counts = np.bincount(colors.bins[mask], minlength=len(values))
     used = np.flatnonzero(counts)
     samples, weights = values[used].astype(np.float64), counts[used].astype(np.float64)
-    # A component of a few colours would fit these and nothing around them.
-    count = max(1, min(components, len(used) // _COLOURS_A_COMPONENT))
+    # A component of a few colors would fit these and nothing around them.
+    count = max(1, min(components, len(used) // _COLORS_A_COMPONENT))
     mixture = fit_mixture(samples, weights, count)
     costs = np.empty(len(values), np.float32)
     for first in range(0, len(values), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
         inliers = math.log1p(-_OUTLIERS) + log_density(values[part].astype(np.float64), *mixture)
-        # Scaled colours fill the unit cube, so a uniform density over them is 1.
+        # Scaled colors fill the unit cube, so a uniform density over them is 1.
         costs[part] = -np.logaddexp(inliers, math.log(_OUTLIERS))
     return costs
 
 
-def colour_bytes(colours: Colours, n_labels: int, components: int) -> float:
-    """About the most memory that `colour_costs` takes for so many painted labels."""
-    n, channels = colours.values.shape
+def color_bytes(colors: Colors, n_labels: int, components: int) -> float:
+    """About the most memory that `color_costs` takes for so many painted labels."""
+    n, channels = colors.values.shape
     densities = min(n, _AT_ONCE) * 8.0 * (components + 3 * channels + n_labels + 4)
     fit = fitting_bytes(n, channels, components)
     return float(n * (8.0 * n_labels + 8.0 * channels + 24.0) + max(fit, densities))
