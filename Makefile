@@ -27,9 +27,9 @@ test: install
 test-gpu: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
 	$(BIN)/python -c "import torch" || $(BIN)/python -m pip install -q -c constraints.txt --group torch
-	$(BIN)/python -m pytest tests/test_nn_gpu.py tests/test_nn_fused.py tests/test_nn_lattice.py \
-	    tests/test_nn_pairs.py tests/test_nn_trees.py tests/test_nn_grids.py \
-	    tests/test_nn_propagation.py
+	$(BIN)/python -m pytest tests/nn/test_nn_gpu.py tests/nn/test_nn_fused.py tests/nn/test_nn_lattice.py \
+	    tests/nn/test_nn_pairs.py tests/nn/test_nn_trees.py tests/nn/test_nn_grids.py \
+	    tests/nn/test_nn_propagation.py
 
 lint: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group lint
@@ -60,10 +60,10 @@ sanitize: install
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	CRFIELD_RANDOM_MODELS=25 CRFIELD_EXAMPLES=5 $(PYTEST) -p no:cacheprovider \
-	    tests/test_filters.py tests/test_meanfield.py tests/test_native.py tests/test_plan.py \
-	    tests/test_graphcut*.py tests/test_patterns_sampling.py tests/test_bad_input*.py \
-	    tests/test_chains.py tests/test_chains_input.py tests/test_factor_graphs.py \
-	    tests/test_graph_input.py tests/test_distance_transform.py tests/test_rays.py
+	    tests/dense/test_filters.py tests/dense/test_meanfield.py tests/core/test_native.py tests/dense/test_plan.py \
+	    tests/test_graphcut*.py tests/patterns/test_patterns_sampling.py tests/test_bad_input*.py \
+	    tests/graphs/test_chains.py tests/graphs/test_chains_input.py tests/graphs/test_factor_graphs.py \
+	    tests/graphs/test_graph_input.py tests/graphs/test_distance_transform.py tests/graphs/test_rays.py
 
 # Random and hostile input to the public entry points; other seeds are other cases.
 fuzz: install

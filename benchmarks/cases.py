@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from crfield import InferenceResult, unary_from_labels
-from crfield._parallel import usable_cores
+from crfield._core.threads import usable_cores
 from crfield.datasets import load_sample
 
 try:

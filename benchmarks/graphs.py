@@ -23,7 +23,7 @@ from benchmarks.cases import Disagreement
 from benchmarks.measure import Section, fastest, milliseconds, ratio, run_sections, times
 from experiments.common import REPOSITORY, provenance
 
-from crfield._parallel import usable_cores
+from crfield._core.threads import usable_cores
 from crfield.graphs import (
     FactorGraph,
     FeatureGraph,

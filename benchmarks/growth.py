@@ -19,8 +19,8 @@ from benchmarks.measure import (
 )
 from experiments.common import STANDARD
 
-from crfield.features import observe
-from crfield.filters import GridFilter, TableFilter
+from crfield.dense.filters import GridFilter, TableFilter
+from crfield.dense.observation import observe
 
 FLOAT_BYTES, INDEX_BYTES = 4, 4
 # Arithmetic of a softmax for each label: maximum, difference, exponential, sum, scaling.

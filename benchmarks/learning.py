@@ -11,9 +11,9 @@ from benchmarks.cases import ITERATIONS, Bytes, Scale, check_case, photo_case, p
 from benchmarks.measure import Candidates, Section, fastest, milliseconds, ratio, times
 from experiments.common import STANDARD, Float32
 
+from crfield.dense.losses import IntersectionOverUnion, LogLikelihood, Loss
 from crfield.learning.objective import Inference, Objective
 from crfield.learning.parameters import Parameters
-from crfield.losses import IntersectionOverUnion, LogLikelihood, Loss
 
 INFERENCE = "one inference"
 LOSSES: dict[str, Loss] = {

@@ -19,7 +19,7 @@ from benchmarks.cases import Scale, cropped_tiles, photo_case
 from benchmarks.measure import Section, ratio, times
 from experiments.common import HAS_PYDENSECRF, REPOSITORY
 
-from crfield._parallel import usable_cores
+from crfield._core.threads import usable_cores
 
 try:
     import resource

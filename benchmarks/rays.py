@@ -23,7 +23,7 @@ from benchmarks.cases import Disagreement
 from benchmarks.measure import Section, fastest, milliseconds, run_sections
 from experiments.common import REPOSITORY, provenance
 
-from crfield._parallel import usable_cores
+from crfield._core.threads import usable_cores
 from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer_rays
 
 RESULTS = REPOSITORY / "benchmarks" / "results"

@@ -20,7 +20,7 @@ from benchmarks.measure import Candidates, Section, fastest, milliseconds, ratio
 from experiments.common import HAS_PYDENSECRF
 
 from crfield import InferenceResult
-from crfield._parallel import usable_cores
+from crfield._core.threads import usable_cores
 
 ONE, ALL, THEIRS = "crfield, 1 thread", "crfield, all threads", "pydensecrf"
 

@@ -29,7 +29,7 @@ from crfield import Bilateral, Pairwise, Potts, Spatial, Symmetric
 from crfield.datasets import synthetic_scenes
 from crfield.metrics import confusion_matrix, mean_iou
 from crfield.nn import DenseCRF
-from crfield.pictures import colorize, label_palette, side_by_side, stack
+from crfield.show.pictures import colorize, label_palette, side_by_side, stack
 
 N_LABELS = 5
 TRAINING_UPDATES, TEST_UPDATES = 5, 10

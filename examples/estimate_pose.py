@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from crfield.graphs.pictorial import PictorialStructure
-from crfield.pictures import label_palette, side_by_side, stack
+from crfield.show.pictures import label_palette, side_by_side, stack
 
 Array = NDArray[np.float64]
 USUAL_SIZE, ZOOM = 84, 4

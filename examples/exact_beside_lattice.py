@@ -20,7 +20,7 @@ from torch import Tensor
 
 from crfield.datasets import load_sample, noisy_probabilities, sample_names
 from crfield.nn import DenseCRF
-from crfield.pictures import colorize, side_by_side
+from crfield.show.pictures import colorize, side_by_side
 
 # Up to about 2000 pixels "auto" sums exactly as well.
 SMALL_WIDTH, SMALLEST_WIDTH = 96, 64

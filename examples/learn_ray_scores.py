@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from crfield.graphs import Camera, VoxelGrid
 from crfield.nn import RayBeliefs, expected_depth_error, pad_rays, propagate_rays
-from crfield.pictures import side_by_side, stack
+from crfield.show.pictures import side_by_side, stack
 
 # Noise of the views that are compared with, how often one sees the place, and how often texture
 # repeats.

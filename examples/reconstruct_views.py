@@ -39,7 +39,7 @@ from photographs import (
 )
 
 from crfield.graphs import infer_rays
-from crfield.pictures import side_by_side, stack
+from crfield.show.pictures import side_by_side, stack
 
 CHOICES = {
     "beta": (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0), "empty": (0.0, 0.2, 0.4, 0.6),

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer_rays
-from crfield.pictures import captioned, side_by_side, stack
+from crfield.show.pictures import captioned, side_by_side, stack
 
 PRIORS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from crfield.graphs import GraphCRF, GridCRF
-from crfield.pictures import colorize, label_palette, side_by_side, stack
+from crfield.show.pictures import colorize, label_palette, side_by_side, stack
 
 Features = list[NDArray[np.float64]]
 Labels = list[NDArray[np.int64]]

@@ -40,7 +40,7 @@ from crfield import Bilateral, Pairwise, Potts, Spatial
 from crfield.datasets import FolderDataset, synthetic_scenes
 from crfield.metrics import confusion_matrix, mean_iou
 from crfield.nn import DenseCRF, LogLikelihood
-from crfield.pictures import colorize, label_palette, side_by_side, stack
+from crfield.show.pictures import colorize, label_palette, side_by_side, stack
 
 METHODS = ("net", "piecewise", "end to end", "interleaved")
 NET_RATE, CRF_RATE = 0.01, 0.03

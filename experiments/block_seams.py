@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from experiments.common import markdown_table, provenance, report
 
 from crfield import refine, refine_blocks
-from crfield.blocks import outside_share
+from crfield.blocks.blocks import outside_share
 from crfield.datasets import load_sample, noisy_probabilities, sample_names
 from crfield.refinement import potts_model
 

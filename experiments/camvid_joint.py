@@ -42,7 +42,14 @@ from experiments.unary_classifier import N_BLOCKS, PIXELS_PER_IMAGE, Frame, clas
 
 from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial, Symmetric
 from crfield.datasets import FolderDataset
-from crfield.learning import Inference, LearningReport, Parameters, grid_search, learn, potts_grid
+from crfield.learning import (
+    Inference,
+    LearningReport,
+    Parameters,
+    grid_search,
+    learn,
+    potts_grid,
+)
 from crfield.metrics import (
     class_accuracy,
     confusion_matrix,

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import crfield
-from crfield import _native
-from crfield._parallel import usable_cores
-from crfield.imagefiles import read_image, read_labels
+from crfield._core import _native
+from crfield._core.threads import usable_cores
+from crfield.io.images import read_image, read_labels
 from crfield.refinement import potts_model
 
 try:

@@ -38,10 +38,10 @@ from experiments.pattern_features import (
     train_unary,
 )
 
-from crfield._atomicfile import atomic_path
+from crfield._core.atomic import atomic_path
 from crfield.datasets import Augmentation, FolderDataset, Silhouettes, read_silhouettes
 from crfield.metrics import confusion_matrix, iou_per_label
-from crfield.variability import variability
+from crfield.patterns.variability import variability
 
 CACHE = REPOSITORY / "experiments" / "cache"
 N_FOLDS = 5

@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 
 from crfield import unary_from_logits
-from crfield.features import rgb_to_lab
+from crfield.dense.observation import rgb_to_lab
 
 Images = NDArray[np.uint8]
 Masks = NDArray[np.uint8]

@@ -35,7 +35,7 @@ from experiments.pattern_data import (
     save,
 )
 
-from crfield._atomicfile import atomic_path
+from crfield._core.atomic import atomic_path
 from crfield.patterns import (
     ConvolutionalPatterns,
     PatternCRF,

@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.common import RESULTS, Float32, markdown_table, provenance, report
 
-from crfield._axes import round_ticks, tick_names
 from crfield.datasets.ellipses import N_LEVELS, ellipse_set, noisy_unaries
 from crfield.patterns import (
     PatternCRF,
@@ -38,8 +37,9 @@ from crfield.patterns import (
     pretrain,
 )
 from crfield.patterns.pictures import mask_tiles, pattern_tiles
-from crfield.pictures import side_by_side, stack
-from crfield.variability import variability
+from crfield.patterns.variability import variability
+from crfield.show.axes import round_ticks, tick_names
+from crfield.show.pictures import side_by_side, stack
 
 # Fixed beforehand, on figures of other seeds than those reported.
 N_TRAIN, N_OTHER, N_TEST = 300, 100, 200

@@ -20,9 +20,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from crfield import unary_from_logits
-from crfield._atomicfile import atomic_path
-from crfield.features import rgb_to_lab
-from crfield.losses import VOID, class_weights
+from crfield._core.atomic import atomic_path
+from crfield.dense.losses import VOID, class_weights
+from crfield.dense.observation import rgb_to_lab
 
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the means around a pixel, in pixels
 TEXTURE_SCALES = (2.0, 4.0, 8.0)  # of the standard deviations

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from crfield._validate import InputError
+from crfield._core.validate import InputError
 from crfield.metrics import (
     class_accuracy,
     confusion_matrix,

@@ -33,7 +33,7 @@ not come back. *Corrupted*: a file under its final name that is not whole, or a 
 from that of a run which was left alone, bit for bit. *Unclear*: anything but a sentence that says
 what happened: a traceback, a crash, half-written files left behind by a run that could have tidied
 up. `python tools/faults.py` makes this table again, `--kind` one line of it;
-`tests/test_faults.py` does a few tries of every kind.
+`tests/repo/test_faults.py` does a few tries of every kind.
 
 A run that is killed outright leaves at most one hidden file, `.<16 hex digits>.<suffix>`, beside
 the file that it was writing; nothing ever reads it, and it may be deleted.

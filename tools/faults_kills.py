@@ -31,7 +31,7 @@ from PIL import Image
 
 from crfield import DenseCRF, Pairwise, Potts, Spatial
 from crfield.cli import main
-from crfield.imagefiles import read_labels, write_labels, write_picture
+from crfield.io.images import read_labels, write_labels, write_picture
 
 Rng = np.random.Generator
 KILLED = -signal.SIGKILL

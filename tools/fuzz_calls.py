@@ -12,8 +12,8 @@ from fuzz_values import FLOAT_TYPES, WHOLE_TYPES, WRONG_ARRAYS, WRONG_COUNTS, Ar
 
 import crfield
 from crfield import DenseCRF, InferenceResult
-from crfield.filters import METHODS, make_filter
-from crfield.meanfield import ALGORITHMS
+from crfield.dense.filters import METHODS, make_filter
+from crfield.dense.meanfield import ALGORITHMS
 
 # What the library lets a free energy rise by, as a share of |F| + N log L.
 ROUNDING = {"float32": 1e-6, "float64": 1e-12}

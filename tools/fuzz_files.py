@@ -19,12 +19,12 @@ from PIL import Image
 from safetensors.numpy import load, save
 
 from crfield import DenseCRF, datasets
+from crfield.dense.files import _digest
 from crfield.graphs import read_evidence, read_uai, table_factors, write_uai
 from crfield.graphs.factor_graph import FactorGraph
-from crfield.imagefiles import read_image, read_labels, read_probabilities, write_labels
+from crfield.io.images import read_image, read_labels, read_probabilities, write_labels
 from crfield.learning.journal import Journal
 from crfield.learning.objective import Point
-from crfield.modelfile import _digest
 from crfield.patterns import PatternCRF, PatternInputs, Patterns, learn_patterns
 
 MAX_PIXELS = 10_000

@@ -13,11 +13,12 @@ from fuzz_spoil import call, check_sums, spoiled
 from fuzz_values import Maker
 from PIL import Image
 
-from crfield import DenseCRF, Pairwise, datasets, metrics, pictures
+from crfield import DenseCRF, Pairwise, datasets, metrics
 from crfield.compat.pydensecrf import densecrf, utils
 from crfield.learning import Inference, learn
-from crfield.learning.learn import LOSSES
-from crfield.variability import variability
+from crfield.learning.learner import LOSSES
+from crfield.patterns.variability import variability
+from crfield.show import pictures
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 import crfield
 from crfield import Bilateral, Diagonal, FeatureKernel, Potts, Spatial, Symmetric
-from crfield.compatibility import Compatibility
-from crfield.kernels import NORMALIZATIONS, SHAPES, Kernel
+from crfield.dense.compatibility import Compatibility
+from crfield.dense.kernels import NORMALIZATIONS, SHAPES, Kernel
 
 Array = NDArray[Any]
 Choice = TypeVar("Choice")

@@ -12,12 +12,12 @@ from PIL import Image, ImageDraw
 
 import crfield
 from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial
-from crfield._colors import uncertainty_ramp
 from crfield.datasets import load_sample, noisy_probabilities
-from crfield.features import observe
-from crfield.kernels import Kernel
+from crfield.dense.kernels import Kernel
+from crfield.dense.observation import observe
 from crfield.metrics import confusion_matrix, mean_iou
-from crfield.pictures import (
+from crfield.show.palette import uncertainty_ramp
+from crfield.show.pictures import (
     captioned,
     entropy_map,
     line_plot,

@@ -10,7 +10,7 @@ import numpy as np
 from pages import run_tutorial, save_picture
 from PIL import Image, ImageDraw, ImageFont
 
-from crfield.pictures import side_by_side
+from crfield.show.pictures import side_by_side
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 

@@ -29,8 +29,8 @@ PYTHON, SHELL = "python", ("", "sh", "bash", "shell")
 SHOWN = ("text", "json", "toml", "yaml", "mermaid", "html", "cpp")
 # Commands that are parsed and not run, and why.
 PARSED_ONLY = {
-    "app": "it serves until it is stopped; tests/test_app_browser.py starts it",
-    "demo": "it takes a while; tests/test_demo.py runs it",
+    "app": "it serves until it is stopped; tests/app/test_app_browser.py starts it",
+    "demo": "it takes a while; tests/cli/test_demo.py runs it",
 }
 # What a reader's shell does and a test cannot: the arguments of these are looked at instead.
 ALLOWED = ("pip", "python", "make", "cd", "git", "source", ".", "mkdocs", "jupyter")

@@ -10,7 +10,7 @@ from PIL import Image
 
 from crfield.patterns import infer
 from crfield.patterns.pictures import mask_tiles, pattern_tiles
-from crfield.pictures import side_by_side
+from crfield.show.pictures import side_by_side
 
 SHOWN = slice(0, 8)
 

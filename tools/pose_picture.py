@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pages import run_tutorial, save_picture
 from PIL import Image, ImageDraw
 
-from crfield.pictures import label_palette, side_by_side
+from crfield.show.pictures import label_palette, side_by_side
 
 SCALE = 4
 LIMB = "#e5e7eb"

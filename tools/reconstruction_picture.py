@@ -9,7 +9,7 @@ from pages import run_tutorial, save_picture
 from PIL import Image
 
 from crfield.graphs import RayModel, fuse_independent, infer_rays
-from crfield.pictures import side_by_side, stack
+from crfield.show.pictures import side_by_side, stack
 
 UNSEEN = np.array([176, 200, 222])
 HEIGHT = 216

@@ -10,7 +10,7 @@ from pages import run_tutorial, save_picture
 from PIL import Image
 
 from crfield import refine
-from crfield.pictures import colorize, entropy_map, line_plot, show, side_by_side, stack
+from crfield.show.pictures import colorize, entropy_map, line_plot, show, side_by_side, stack
 
 
 def learning(names: dict[str, Any]) -> Image.Image:

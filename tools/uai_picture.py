@@ -8,7 +8,7 @@ from typing import Any
 from pages import run_tutorial, save_picture
 from PIL import Image, ImageDraw, ImageFont
 
-from crfield.pictures import label_palette, side_by_side
+from crfield.show.pictures import label_palette, side_by_side
 
 SCALE = 3  # drawn larger and reduced, which smooths every edge
 SIZE = (380, 320)

@@ -1,20 +1,20 @@
 """Conditional random fields on images, volumes and points: infer labels, learn every parameter."""
 
-from crfield._validate import InputError
-from crfield.blocks import BlockResult, refine_blocks
-from crfield.compatibility import Diagonal, Potts, Symmetric
-from crfield.dense import DenseCRF
-from crfield.kernels import Bilateral, FeatureKernel, Spatial
-from crfield.pairwise import Pairwise
+from crfield._core.validate import InputError
+from crfield.blocks.blocks import BlockResult, refine_blocks
+from crfield.dense.compatibility import Diagonal, Potts, Symmetric
+from crfield.dense.kernels import Bilateral, FeatureKernel, Spatial
+from crfield.dense.model import DenseCRF
+from crfield.dense.pairwise import Pairwise
+from crfield.dense.results import InferenceResult, InferenceStatus
 from crfield.refinement import refine
-from crfield.results import InferenceResult, InferenceStatus
-from crfield.scribbles import paint_over, unary_from_scribbles
-from crfield.unary import (
+from crfield.unary.costs import (
     unary_from_features,
     unary_from_labels,
     unary_from_logits,
     unary_from_probabilities,
 )
+from crfield.unary.scribbles import paint_over, unary_from_scribbles
 
 __version__ = "0.1.0"
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._estimator import Estimator, NotFittedError
-from crfield._validate import (
+from crfield._core.estimator import Estimator, NotFittedError
+from crfield._core.validate import (
     FloatArray,
     InputError,
     as_array,
@@ -24,16 +24,16 @@ from crfield._validate import (
     check_magnitude,
     shown,
 )
-from crfield.compatibility import COMPATIBILITIES, Compatibility, Diagonal, Potts, Symmetric
-from crfield.dense import DenseCRF
-from crfield.features import observe
+from crfield.dense.compatibility import COMPATIBILITIES, Compatibility, Diagonal, Potts, Symmetric
+from crfield.dense.losses import VOID
+from crfield.dense.model import DenseCRF
+from crfield.dense.observation import observe
 from crfield.learning import Inference, LearningReport
 from crfield.learning import learn as learn_parameters
 from crfield.learning.objective import check_joblib
-from crfield.losses import VOID
 from crfield.metrics import as_label_map, confusion_matrix, mean_iou
 from crfield.refinement import potts_model
-from crfield.unary import unary_from_probabilities
+from crfield.unary.costs import unary_from_probabilities
 
 __all__ = ["INPUTS", "DenseCRFClassifier", "NotFittedError", "TrainingImage"]
 

@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._inputs import (
-    LAYOUTS,
-    check_same_grid,
-    is_foreground,
-    refuse_colors,
-    sums_to_one,
-)
-from crfield._validate import (
+from crfield._core.validate import (
     InputError,
     as_array,
     as_choice,
@@ -26,15 +19,22 @@ from crfield._validate import (
     first_index,
     shown,
 )
-from crfield.compatibility import Potts
-from crfield.dense import DenseCRF
-from crfield.features import image_array, image_spacing
-from crfield.kernels import Bilateral, Spatial
-from crfield.meanfield import Callback
-from crfield.pairwise import Pairwise
-from crfield.results import InferenceResult
-from crfield.scribbles import check_unpainted, unary_from_scribbles
-from crfield.unary import UNKNOWN, unary_from_labels, unary_from_probabilities
+from crfield.dense.compatibility import Potts
+from crfield.dense.inputs import (
+    LAYOUTS,
+    check_same_grid,
+    is_foreground,
+    refuse_colors,
+    sums_to_one,
+)
+from crfield.dense.kernels import Bilateral, Spatial
+from crfield.dense.meanfield import Callback
+from crfield.dense.model import DenseCRF
+from crfield.dense.pairwise import Pairwise
+from crfield.dense.results import InferenceResult
+from crfield.io.pixels import image_array, image_spacing
+from crfield.unary.costs import UNKNOWN, unary_from_labels, unary_from_probabilities
+from crfield.unary.scribbles import check_unpainted, unary_from_scribbles
 
 # Chosen on real images by experiments/refine_defaults.py, like the other constants of `refine`:
 # hard labels say less about where a border lies than probabilities do.

@@ -13,11 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from crfield._validate import InputError
+from crfield._core.validate import InputError
 from crfield.app.guards import refusal
 from crfield.app.streams import logger
 from crfield.app.workspace import Refinement, UnknownError
-from crfield.pictures import label_palette
+from crfield.show.pictures import label_palette
 
 _LONGEST_NAME = 120
 _Value = TypeVar("_Value")

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from crfield import _native
-from crfield._validate import FloatArray, InputError
+from crfield._core import _native
+from crfield._core.validate import FloatArray, InputError
 from crfield.app.settings import Settings
 from crfield.app.workspace import NOTHING, Bytes, Initial, OpenImage, Refinement
-from crfield.dense import DenseCRF
-from crfield.filters import KeptFilters
-from crfield.pictures import entropy_bytes
+from crfield.dense.filters import KeptFilters
+from crfield.dense.model import DenseCRF
+from crfield.dense.results import InferenceResult, InferenceStatus
 from crfield.refinement import costs_of_ids, potts_model
-from crfield.results import InferenceResult, InferenceStatus
-from crfield.scribbles import paint_over, unary_from_scribbles
-from crfield.unary import unary_from_probabilities
+from crfield.show.pictures import entropy_bytes
+from crfield.unary.costs import unary_from_probabilities
+from crfield.unary.scribbles import paint_over, unary_from_scribbles
 
 _LARGE = 2_000_000  # pixels
 Progress = Callable[[dict[str, Any]], None]

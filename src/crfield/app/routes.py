@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from crfield import __version__
-from crfield._validate import InputError, as_choice
+from crfield._core.validate import InputError, as_choice
 from crfield.app.answers import (
     ERROR_HANDLERS,
     in_thread,
@@ -35,8 +35,8 @@ from crfield.app.snippet import snippet
 from crfield.app.streams import Job, JobResponse
 from crfield.app.uploads import decode_image, decode_initial, decode_model, split_request
 from crfield.app.workspace import OpenImage, Refinement, UnknownError, Workspace
-from crfield.filters import KeptFilters
-from crfield.pictures import label_palette, overlay, show
+from crfield.dense.filters import KeptFilters
+from crfield.show.pictures import label_palette, overlay, show
 
 _STATIC = resources.files("crfield.app") / "static"
 

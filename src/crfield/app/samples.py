@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from crfield._parallel import thread_count
+from crfield._core.threads import thread_count
 from crfield.app.workspace import NOTHING, Bytes, OpenImage
 from crfield.datasets import load_sample, sample_names
-from crfield.scribbles import distances_to
+from crfield.unary.scribbles import distances_to
 
 _CORE = 0.72  # scribbles lie this far inside, as a share of the deepest point of their label
 

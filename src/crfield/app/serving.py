@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from crfield._validate import InputError, as_count, shown
+from crfield._core.validate import InputError, as_count, shown
 from crfield.app.limits import Limits
 
 _STOP_SECONDS = 30.0

@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from crfield._validate import InputError, as_choice, as_count, as_scalar, shown
+from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
 from crfield.app.limits import MAX_PAINTED_LABELS, Limits
-from crfield.scribbles import MAX_COMPONENTS
+from crfield.unary.scribbles import MAX_COMPONENTS
 
 SOURCES = ("scribbles", "initial")
 ALGORITHMS = ("concave", "cccp", "parallel")

@@ -18,10 +18,10 @@ def snippet(image: OpenImage, refinement: Refinement) -> str:
         lines += ["from crfield.datasets import load_sample"]
     if names:
         lines = ["from pathlib import Path", "", *lines]
-        lines += [f"from crfield.imagefiles import {', '.join(names)}"]
+        lines += [f"from crfield.io.images import {', '.join(names)}"]
     values = refinement.mask_values
     if values.dtype == np.uint8:
-        lines += ["from crfield.pictures import label_palette"]
+        lines += ["from crfield.show.pictures import label_palette"]
     lines += [""]
     if image.sample is not None:
         lines += [f"image = load_sample({image.sample!r}).image"]

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from crfield._validate import InputError
+from crfield._core.validate import InputError
 from crfield.app.guards import as_json
 from crfield.app.refining import CancelledError
 from crfield.app.workspace import Refinement

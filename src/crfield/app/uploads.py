@@ -1,6 +1,6 @@
 """Bytes from the page as images, label maps, probabilities and models.
 
-The readers of `crfield.imagefiles` take names of files. An upload gets a name that the server
+The readers of `crfield.io.images` take names of files. An upload gets a name that the server
 chooses, in a folder that exists for as long as it is read; no name from the page is ever opened.
 """
 
@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError
+from crfield._core.validate import InputError
 from crfield.app.limits import MAX_PAINTED_LABELS, MAX_SETTINGS_BYTES, Limits
 from crfield.app.settings import Settings
 from crfield.app.workspace import NOTHING, Bytes, Initial
-from crfield.dense import DenseCRF
-from crfield.imagefiles import read_image, read_labels, read_probabilities
+from crfield.dense.model import DenseCRF
+from crfield.io.images import read_image, read_labels, read_probabilities
 from crfield.refinement import present_ids
-from crfield.unary import unary_from_probabilities
+from crfield.unary.costs import unary_from_probabilities
 
 _Content = TypeVar("_Content")
 # How files begin whose readers go by the suffix; Pillow looks at the content itself.

@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError
+from crfield._core.validate import InputError
 from crfield.app.limits import Limits
 from crfield.app.settings import Settings
-from crfield.dense import DenseCRF
-from crfield.scribbles import Colors, colors_of
+from crfield.dense.model import DenseCRF
+from crfield.unary.scribbles import Colors, colors_of
 
 Bytes = NDArray[np.uint8]
 NOTHING = 255  # a pixel without a scribble

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from crfield._validate import InputError
+from crfield._core.validate import InputError
 from crfield.cli.parsing import Parser
 
 DESCRIPTION = "Make segmentations follow the image, with a dense conditional random field."
@@ -98,7 +98,7 @@ def _share_one_heap() -> None:
     """Keep less memory idle with several images at a time; a library may not decide that for its
     program, a program may.
     """
-    from crfield import _native
+    from crfield._core import _native
 
     _native.share_one_heap()
 

@@ -34,7 +34,7 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    from crfield._validate import as_count
+    from crfield._core.validate import as_count
     from crfield.app import Limits, serve
 
     limits = Limits()

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 import crfield
-from crfield._arrayfiles import check_size
-from crfield._blockinputs import open_inputs
-from crfield._blockparts import Parts
-from crfield._foreign import is_spatial_image
-from crfield._validate import InputError
+from crfield._core.foreign import is_spatial_image
+from crfield._core.validate import InputError
+from crfield.blocks.inputs import open_inputs
+from crfield.blocks.parts import Parts
 from crfield.cli.jobs import Job, check_no_input_is_overwritten
-from crfield.imagefiles import (
+from crfield.io.arrays import check_size
+from crfield.io.images import (
     DEFAULT_MAX_PIXELS,
     ImageFile,
     check_output,

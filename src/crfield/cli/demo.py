@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from crfield import datasets, pictures
+from crfield import datasets
 from crfield.cli import demo_learning
 from crfield.cli.demo_cases import (
     INPUT_TITLES,
@@ -20,7 +20,8 @@ from crfield.cli.demo_cases import (
     refine_case,
     refine_scene,
 )
-from crfield.imagefiles import write_picture
+from crfield.io.images import write_picture
+from crfield.show import pictures
 
 DESCRIPTION = """\
 Refine the photos that come with crfield, from coarse labels and from noisy probabilities, then

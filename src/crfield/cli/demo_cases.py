@@ -11,10 +11,11 @@ import numpy.typing as npt
 from PIL import Image
 
 import crfield
-from crfield import datasets, pictures
-from crfield.dense import DenseCRF
+from crfield import datasets
+from crfield.dense.model import DenseCRF
 from crfield.metrics import confusion_matrix, mean_iou
 from crfield.refinement import potts_model
+from crfield.show import pictures
 
 PANEL_WIDTH = 320
 CUSTOMARY_CONFIDENCE = 0.7

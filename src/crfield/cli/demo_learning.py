@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import crfield
-from crfield import datasets, pictures
+from crfield import datasets
 from crfield.cli.demo_cases import (
     INPUT_TITLES,
     PANEL_WIDTH,
@@ -24,13 +24,14 @@ from crfield.cli.demo_cases import (
     customary_model,
     refine_scene,
 )
-from crfield.compatibility import Potts
-from crfield.dense import DenseCRF
-from crfield.features import observe
-from crfield.imagefiles import write_array
-from crfield.kernels import Bilateral, Spatial
+from crfield.dense.compatibility import Potts
+from crfield.dense.kernels import Bilateral, Spatial
+from crfield.dense.model import DenseCRF
+from crfield.dense.observation import observe
+from crfield.io.images import write_array
 from crfield.learning import Inference, Learned, LearningReport, learn
 from crfield.metrics import confusion_matrix, mean_iou
+from crfield.show import pictures
 
 NOTE = """\
 Held out: nothing was learned from these images. The scenes come from the same generator as those

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError
+from crfield._core.validate import InputError
 from crfield.cli.data import add_dataset, open_dataset
 from crfield.cli.jobs import output_folder
-from crfield.dense import DenseCRF
-from crfield.imagefiles import write_labels
+from crfield.dense.model import DenseCRF
+from crfield.io.images import write_labels
 from crfield.metrics import (
     class_accuracy,
     confusion_matrix,

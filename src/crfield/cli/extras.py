@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crfield import pictures
-from crfield.imagefiles import ImageFile, file_stem, write_array, write_picture
+from crfield.io.images import ImageFile, file_stem, write_array, write_picture
+from crfield.show import pictures
 
 _MOST_NAMED = 8  # labels in one sentence
 

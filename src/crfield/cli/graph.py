@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from crfield._atomicfile import atomic_path, check_writable
-from crfield._validate import InputError, as_count
+from crfield._core.atomic import atomic_path, check_writable
+from crfield._core.validate import InputError, as_count
 from crfield.cli.graph_text import Record, counted, report, solution
 from crfield.cli.jobs import check_no_input_is_overwritten
 

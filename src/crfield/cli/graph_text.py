@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from crfield._validate import InputError
+from crfield._core.validate import InputError
 
 REMEDY = "try another --schedule or --damping, or observe more variables"
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crfield._validate import InputError
-from crfield.imagefiles import IMAGE_SUFFIXES, OUTPUT_SUFFIXES, file_stem, file_suffix
+from crfield._core.validate import InputError
+from crfield.io.images import IMAGE_SUFFIXES, OUTPUT_SUFFIXES, file_stem, file_suffix
 
 
 @dataclass(frozen=True)

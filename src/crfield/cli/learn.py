@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from crfield._atomicfile import check_writable
-from crfield._parallel import usable_cores
-from crfield._validate import InputError, as_count
+from crfield._core.atomic import check_writable
+from crfield._core.threads import usable_cores
+from crfield._core.validate import InputError, as_count
 from crfield.cli.data import add_dataset, open_dataset
 from crfield.cli.progress import LearningProgress
 from crfield.datasets import FolderDataset, Shrunk
 from crfield.datasets.shrunk import fitting_factor
-from crfield.dense import DenseCRF
+from crfield.dense.model import DenseCRF
 from crfield.learning import (
     FAMILIES,
     GROUPS,
@@ -33,7 +33,7 @@ from crfield.learning import (
     starting_model,
     write_report,
 )
-from crfield.learning.learn import LOSSES
+from crfield.learning.learner import LOSSES
 from crfield.learning.objective import check_joblib
 from crfield.learning.optimizers import check_optimizer
 

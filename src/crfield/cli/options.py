@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import crfield
-from crfield._validate import InputError
-from crfield.dense import DEFAULT_ALGORITHM, DEFAULT_MAX_ITER
-from crfield.imagefiles import DEFAULT_MAX_PIXELS
+from crfield._core.validate import InputError
+from crfield.dense.model import DEFAULT_ALGORITHM, DEFAULT_MAX_ITER
+from crfield.io.images import DEFAULT_MAX_PIXELS
 
 # Their names in the parsed arguments are those of the parameters of `crfield.refine`.
 MODEL_OPTIONS = ("spatial", "spatial_weight", "bilateral", "bilateral_weight")

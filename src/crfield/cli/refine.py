@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import crfield
-from crfield._inputs import grid_hint, without_labels
-from crfield._validate import InputError
+from crfield._core.validate import InputError
 from crfield.cli.blocks import refine_in_blocks
 from crfield.cli.extras import extra_outputs, palette_of, warn_of_lost_labels, write_extras
 from crfield.cli.graph_text import counted
@@ -27,7 +26,8 @@ from crfield.cli.options import (
     add_model_options,
     refine_arguments,
 )
-from crfield.imagefiles import (
+from crfield.dense.inputs import grid_hint, without_labels
+from crfield.io.images import (
     LABEL_SUFFIXES,
     PROBABILITY_SUFFIXES,
     ImageFile,

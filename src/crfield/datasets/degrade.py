@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crfield._validate import (
+from crfield._core.validate import (
     MAX_LABELS,
     InputError,
     as_count,

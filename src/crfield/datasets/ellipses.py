@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crfield._validate import InputError, as_count, as_scalar, check_memory
+from crfield._core.validate import InputError, as_count, as_scalar, check_memory
 from crfield.metrics import as_label_map
-from crfield.unary import unary_from_logits
+from crfield.unary.costs import unary_from_logits
 
 N_LEVELS = 6
 
@@ -64,7 +64,8 @@ def ellipse_set(level: int, n: int, *, size: int = 32, seed: int = 0) -> NDArray
     """Masks of figures of two to four ellipses that look like a person or a snowman.
 
     The six levels differ in how far the place and the half axes of the ellipses stray from those
-    of three model figures (CHOPP section 5.1): `crfield.variability` rises from level to level.
+    of three model figures (CHOPP section 5.1): `crfield.patterns.variability` rises
+    from level to level.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_count
+from crfield._core.validate import InputError, as_count
 from crfield.datasets.layout import (
     CLASSES_FILE,
     DESCRIPTION_FILE,
@@ -24,7 +24,7 @@ from crfield.datasets.layout import (
     read_split,
 )
 from crfield.datasets.unaries import UnaryStore, naming
-from crfield.imagefiles import IMAGE_SUFFIXES, LABEL_SUFFIXES, read_image, read_labels
+from crfield.io.images import IMAGE_SUFFIXES, LABEL_SUFFIXES, read_image, read_labels
 from crfield.metrics import as_label_map
 
 

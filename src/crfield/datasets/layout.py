@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crfield._validate import InputError, as_choice, as_count, as_scalar, shown
-from crfield.imagefiles import file_stem, file_suffix
+from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
+from crfield.io.images import file_stem, file_suffix
 
 DESCRIPTION_FILE = "dataset.json"
 CLASSES_FILE = "classes.txt"

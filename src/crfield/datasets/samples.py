@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import as_choice
+from crfield._core.validate import as_choice
 
 if TYPE_CHECKING:
     from PIL import Image

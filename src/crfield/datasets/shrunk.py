@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_count
+from crfield._core.validate import InputError, as_count
 
 
 @dataclass(frozen=True, eq=False)

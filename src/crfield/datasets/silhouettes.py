@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from crfield._validate import InputError, as_choice, as_count, as_scalar, shown
+from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
 from crfield.datasets.folder import FolderDataset
 from crfield.datasets.unaries import naming
-from crfield.imagefiles import file_stem, read_image, read_labels
+from crfield.io.images import file_stem, read_image, read_labels
 
 Labels = NDArray[np.integer[Any]]
 FilePath = str | os.PathLike[str]

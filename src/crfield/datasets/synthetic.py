@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_count, as_scalar, check_memory, shown
+from crfield._core.validate import InputError, as_count, as_scalar, check_memory, shown
 from crfield.datasets.degrade import noisy_probabilities
 from crfield.datasets.samples import Sample
 

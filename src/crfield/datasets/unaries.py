@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._arrayfiles import read_npy, read_npz
-from crfield._validate import InputError, as_floats, check_magnitude, first_index
+from crfield._core.validate import InputError, as_floats, check_magnitude, first_index
 from crfield.datasets.layout import UnaryDescription, files_by_name, one_each
-from crfield.imagefiles import LABEL_SUFFIXES, file_suffix, read_labels
-from crfield.unary import unary_from_labels, unary_from_logits, unary_from_probabilities
+from crfield.io.arrays import read_npy, read_npz
+from crfield.io.images import LABEL_SUFFIXES, file_suffix, read_labels
+from crfield.unary.costs import unary_from_labels, unary_from_logits, unary_from_probabilities
 
 Planes = NDArray[np.float32]
 ShapeCheck = Callable[[tuple[int, ...]], None]

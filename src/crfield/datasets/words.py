@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_count, as_scalar, shown
+from crfield._core.validate import InputError, as_count, as_scalar, shown
 
 # Seven rows of five pixels a letter.
 _DRAWN = {

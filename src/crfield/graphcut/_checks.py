@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import _native
-from crfield._validate import (
+from crfield._core import _native
+from crfield._core.validate import (
     LARGEST_COST,
     InputError,
     as_array,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import _native
-from crfield._validate import InputError, as_array, as_count
+from crfield._core import _native
+from crfield._core.validate import InputError, as_array, as_count
 from crfield.graphcut._checks import (
     Array,
     as_capacities,

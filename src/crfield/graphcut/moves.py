@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import _native
-from crfield._validate import LARGEST_COST, InputError, as_array, as_count, working_dtype
-from crfield.compatibility import Compatibility, Potts
+from crfield._core import _native
+from crfield._core.validate import LARGEST_COST, InputError, as_array, as_count, working_dtype
+from crfield.dense.compatibility import Compatibility, Potts
 from crfield.graphcut._checks import (
     Array,
     as_costs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from functools import cache
 
-from crfield._validate import InputError, as_count
+from crfield._core.validate import InputError, as_count
 
 Offsets = tuple[tuple[int, ...], ...]
 

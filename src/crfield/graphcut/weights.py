@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from crfield._validate import (
+from crfield._core.validate import (
     FloatArray,
     InputError,
     as_array,

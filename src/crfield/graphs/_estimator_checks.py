@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_positive_number, shown
+from crfield._core.validate import InputError, as_positive_number, shown
 
 LARGEST_FEATURE = 1e100
 

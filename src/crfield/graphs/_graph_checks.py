@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import LARGEST_COST, InputError, as_array, as_floats, first_index
+from crfield._core.validate import LARGEST_COST, InputError, as_array, as_floats, first_index
 
 Doubles = NDArray[np.float64]
 Variables = NDArray[np.int32]

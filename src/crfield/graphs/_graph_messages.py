@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import _native
-from crfield._parallel import thread_count
-from crfield._validate import FloatArray, InputError, check_memory
+from crfield._core import _native
+from crfield._core.threads import thread_count
+from crfield._core.validate import FloatArray, InputError, check_memory
 from crfield.graphs._graph_checks import Doubles
 from crfield.graphs.factor_graph import FactorGraph
 from crfield.graphs.factors import GridFactors

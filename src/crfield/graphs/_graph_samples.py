@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_floats, shown
+from crfield._core.validate import InputError, as_floats, shown
 from crfield.graphs._estimator_checks import LARGEST_FEATURE, as_label_arrays, number_classes
 from crfield.graphs._graph_checks import Doubles
 from crfield.graphs.log_linear import FeatureGraph, Term

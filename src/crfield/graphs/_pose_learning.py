@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, check_memory
+from crfield._core.validate import InputError, check_memory
 from crfield.graphs.distances import Doubles
 
 Indices = NDArray[np.int64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crfield._validate import InputError
+from crfield._core.validate import InputError
 from crfield.graphs._pose_checks import Indices, leaves_first
 from crfield.graphs._pose_messages import Link, min_message, sum_message
 from crfield.graphs.distances import Doubles

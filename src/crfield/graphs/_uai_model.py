@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, check_memory, shown
+from crfield._core.validate import InputError, check_memory, shown
 from crfield.graphs._graph_checks import Doubles
 from crfield.graphs._uai_text import NumberFile
 from crfield.graphs.factor_graph import FactorGraph

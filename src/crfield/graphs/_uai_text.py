@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import (
+from crfield._core.validate import (
     InputError,
     as_path,
     check_memory,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, as_count
+from crfield._core.validate import FloatArray, InputError, as_count
 from crfield.graphs._chain_inputs import (
     ChainBatch,
     Labels,

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import _native
-from crfield._parallel import thread_count
-from crfield._validate import FloatArray, as_count, check_memory
+from crfield._core import _native
+from crfield._core.threads import thread_count
+from crfield._core.validate import FloatArray, as_count, check_memory
 from crfield.graphs._chain_inputs import (
     ChainBatch,
     Labels,

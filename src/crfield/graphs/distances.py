@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import _native
-from crfield._parallel import thread_count
-from crfield._validate import InputError, as_array, as_floats, check_memory, first_index
+from crfield._core import _native
+from crfield._core.threads import thread_count
+from crfield._core.validate import InputError, as_array, as_floats, check_memory, first_index
 
 Doubles = NDArray[np.float64]
 Indices = NDArray[np.int32]

@@ -12,8 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import _native
-from crfield._validate import InputError, as_array, as_floats, check_magnitude, check_memory, shown
+from crfield._core import _native
+from crfield._core.validate import (
+    InputError,
+    as_array,
+    as_floats,
+    check_magnitude,
+    check_memory,
+    shown,
+)
 from crfield.graphs._chain_inputs import as_temperature
 from crfield.graphs._graph_checks import Doubles, as_cost_array
 from crfield.graphs.factors import Factors, GridFactors, TableFactors

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import as_count, check_memory
+from crfield._core.validate import as_count, check_memory
 from crfield.graphs._chain_inputs import as_temperature
 from crfield.graphs._graph_checks import Doubles
 from crfield.graphs.factor_graph import FactorGraph, check_graph

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._estimator import Estimator
-from crfield._validate import (
+from crfield._core.estimator import Estimator
+from crfield._core.validate import (
     LARGEST_COST,
     InputError,
     as_choice,

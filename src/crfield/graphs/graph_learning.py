@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import LARGEST_COST, InputError
+from crfield._core.validate import LARGEST_COST, InputError
 from crfield.graphs._graph_checks import Doubles
 from crfield.graphs.chain_learning import Course, descend
 from crfield.graphs.graph_results import GraphResult

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, as_count, check_memory
+from crfield._core.validate import FloatArray, InputError, as_count, check_memory
 from crfield.graphs._graph_checks import Doubles
 from crfield.graphs.factor_graph import FactorGraph
 
@@ -85,7 +85,7 @@ class GraphResult:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from crfield._display import facts
+        from crfield.show.notebook import facts
 
         return facts("GraphResult", {
             "variables": f"{len(self.labels)}", "factors": f"{sum(map(len, self.graph.factors))}",

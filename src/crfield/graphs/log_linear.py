@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_array, as_floats, check_memory, shown
+from crfield._core.validate import InputError, as_array, as_floats, check_memory, shown
 from crfield.graphs._graph_checks import Doubles, Variables, as_numbers, as_variables
 from crfield.graphs.factor_graph import FactorGraph, check_graph
 from crfield.graphs.factors import TableFactors

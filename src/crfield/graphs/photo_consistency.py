@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import (
+from crfield._core.validate import (
     FloatArray,
     InputError,
     as_array,

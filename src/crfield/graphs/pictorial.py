@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from crfield._parallel import thread_count
-from crfield._validate import (
+from crfield._core.threads import thread_count
+from crfield._core.validate import (
     InputError,
     as_choice,
     as_count,

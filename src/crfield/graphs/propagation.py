@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crfield._validate import InputError, as_choice, as_count, as_damping, as_scalar
+from crfield._core.validate import InputError, as_choice, as_count, as_damping, as_scalar
 from crfield.graphs._chain_inputs import as_temperature
 from crfield.graphs._graph_checks import Doubles
 from crfield.graphs._graph_messages import Messages, Planes

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import _native
-from crfield._parallel import thread_count
-from crfield._validate import (
+from crfield._core import _native
+from crfield._core.threads import thread_count
+from crfield._core.validate import (
     FloatArray,
     InputError,
     as_array,

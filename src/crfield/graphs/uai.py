@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._atomicfile import atomic_path
-from crfield._validate import (
+from crfield._core.atomic import atomic_path
+from crfield._core.validate import (
     InputError,
     as_count,
     as_path,

@@ -13,7 +13,7 @@ from crfield.learning.baselines import (
     potts_grid,
     random_search,
 )
-from crfield.learning.learn import (
+from crfield.learning.learner import (
     Learned,
     LearningReport,
     default_l2,

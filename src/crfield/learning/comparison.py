@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import _svg
-from crfield._page import figure, heading, number, paragraph, row, table
-from crfield.compatibility import Diagonal, Potts
-from crfield.context import context_names
-from crfield.dense import DenseCRF
+from crfield.dense.compatibility import Diagonal, Potts
+from crfield.dense.context import context_names
+from crfield.dense.model import DenseCRF
+from crfield.dense.pairwise import Pairwise
 from crfield.learning.widths import kernel_correlations, kernel_widths
-from crfield.pairwise import Pairwise
+from crfield.show import svg as _svg
+from crfield.show.page import figure, heading, number, paragraph, row, table
 
 Matrix = NDArray[np.float64]
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from crfield._atomicfile import atomic_path, cannot_write
-from crfield._validate import InputError
+from crfield._core.atomic import atomic_path, cannot_write
+from crfield._core.validate import InputError
 from crfield.learning.objective import Point
 from crfield.learning.parameters import Vector
 

@@ -15,10 +15,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._arena import Arena, lent_arena
-from crfield._inputs import center_costs
-from crfield._parallel import usable_cores
-from crfield._validate import (
+from crfield._core.arena import Arena, lent_arena
+from crfield._core.threads import usable_cores
+from crfield._core.validate import (
     FloatArray,
     InputError,
     as_array,
@@ -28,15 +27,16 @@ from crfield._validate import (
     available_memory,
     check_magnitude,
 )
-from crfield.dense import DenseCRF
-from crfield.features import observe
-from crfield.filters import METHODS
-from crfield.gradient import backpropagate, backpropagate_fused
+from crfield.dense.filters import METHODS
+from crfield.dense.gradient import backpropagate, backpropagate_fused
+from crfield.dense.inputs import center_costs
+from crfield.dense.losses import Loss, Totals
+from crfield.dense.meanfield import Problem, State, run_parallel
+from crfield.dense.model import DenseCRF
+from crfield.dense.observation import observe
+from crfield.dense.plan import Plan, make_problem
 from crfield.learning.parameters import ModelGradient, Parameters, Vector
-from crfield.losses import Loss, Totals
-from crfield.meanfield import Problem, State, run_parallel
 from crfield.metrics import confusion_matrix
-from crfield.plan import Plan, make_problem
 
 Confusion = NDArray[np.int64]
 Result = TypeVar("Result")

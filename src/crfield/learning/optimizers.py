@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from crfield._validate import InputError, as_choice
+from crfield._core.validate import InputError, as_choice
 from crfield.learning.objective import Point
 from crfield.learning.parameters import Vector
 

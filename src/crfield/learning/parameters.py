@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, shown
-from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric, center
-from crfield.dense import DenseCRF
-from crfield.kernels import Kernel
+from crfield._core.validate import InputError, shown
+from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetric, center
+from crfield.dense.kernels import Kernel
+from crfield.dense.model import DenseCRF
 
 Vector = NDArray[np.float64]
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from crfield import _svg
-from crfield._atomicfile import atomic_path
-from crfield._page import figure, heading, number, page, paragraph, row, table, tile
-from crfield._validate import (
+from crfield._core.atomic import atomic_path
+from crfield._core.validate import (
     InputError,
     as_count,
     as_path,
@@ -24,9 +22,11 @@ from crfield.learning.comparison import (
     parameter_table,
     start_and_learned,
 )
-from crfield.learning.learn import Learned, LearningReport
+from crfield.learning.learner import Learned, LearningReport
 from crfield.learning.objective import Confusion
 from crfield.metrics import iou_per_label, mean_iou
+from crfield.show import svg as _svg
+from crfield.show.page import figure, heading, number, page, paragraph, row, table, tile
 
 # Settings of `learn` whose names do not explain themselves.
 _SETTINGS = {

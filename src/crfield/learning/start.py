@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from crfield._validate import InputError, as_choice
-from crfield.compatibility import Compatibility, Diagonal, Potts, Symmetric
+from crfield._core.validate import InputError, as_choice
 from crfield.datasets.shrunk import Shrunk, fitting_factor
-from crfield.dense import DenseCRF
-from crfield.features import observe
-from crfield.kernels import Bilateral, Kernel, Spatial
+from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetric
+from crfield.dense.kernels import Bilateral, Kernel, Spatial
+from crfield.dense.losses import Loss
+from crfield.dense.model import DenseCRF
+from crfield.dense.observation import observe
+from crfield.dense.pairwise import Pairwise
 from crfield.learning.objective import Example, Inference, evaluate_image, threads_per_job, visit
-from crfield.losses import Loss
-from crfield.pairwise import Pairwise
 
 FAMILIES = ("potts", "diagonal", "symmetric")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield.kernels import Bilateral, FeatureKernel, Kernel, Spatial
+from crfield.dense.kernels import Bilateral, FeatureKernel, Kernel, Spatial
 
 Matrix = NDArray[np.float64]
 

@@ -10,8 +10,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from None
 
-from crfield.nn.grids import GridBeliefs, GridCRF, propagate_grid
-from crfield.nn.layer import DenseCRF
+from crfield.nn.dense.layer import DenseCRF
 from crfield.nn.losses import (
     ExpectedHamming,
     IntersectionOverUnion,
@@ -19,9 +18,10 @@ from crfield.nn.losses import (
     PairwiseEnergy,
     RobustLogLikelihood,
 )
-from crfield.nn.propagation import GraphBeliefs, propagate_graph
-from crfield.nn.rays import RayBeliefs, expected_depth_error, pad_rays, propagate_rays
-from crfield.nn.trees import (
+from crfield.nn.structured.grids import GridBeliefs, GridCRF, propagate_grid
+from crfield.nn.structured.propagation import GraphBeliefs, propagate_graph
+from crfield.nn.structured.rays import RayBeliefs, expected_depth_error, pad_rays, propagate_rays
+from crfield.nn.structured.trees import (
     ChainCRF,
     TreeCRF,
     tree_decode,

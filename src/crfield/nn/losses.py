@@ -1,7 +1,7 @@
 """Losses over the logits of a network or a CRF layer (KK13 section 4.3), and pair energies.
 
 They take logits (B, L, *grid), whose softmax are the marginals, and labels (B, *grid) with `void`
-where there is none, and are those of `crfield.losses` on one batch: a weighted mean over its
+where there is none, and are those of `crfield.dense.losses` on one batch: a weighted mean over its
 pixels, or for intersection over union a ratio over all of them.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crfield._validate import InputError, as_count, as_floats, as_scalar, shown
-from crfield.losses import VOID
-from crfield.nn._function import pair_energy
-from crfield.nn._inputs import can_look, check_logits, check_tensor
-from crfield.nn.layer import DenseCRF
+from crfield._core.validate import InputError, as_count, as_floats, as_scalar, shown
+from crfield.dense.losses import VOID
+from crfield.nn.dense.function import pair_energy
+from crfield.nn.dense.layer import DenseCRF
+from crfield.nn.tensors import can_look, check_logits, check_tensor
 
 
 class _Loss(nn.Module):
@@ -40,7 +40,7 @@ class _Loss(nn.Module):
             if values.ndim != 1 or bool((values < 0).any()) or not bool(values.any()):
                 raise InputError(
                     "weights must be one number >= 0 a label, not all 0, got "
-                    f"{shown(values.tolist())}; see crfield.losses.class_weights."
+                    f"{shown(values.tolist())}; see crfield.dense.losses.class_weights."
                 )
         self.register_buffer("weights", values)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import (
+from crfield._core.validate import (
     FloatArray,
     InputError,
     as_array,
@@ -17,7 +17,7 @@ from crfield._validate import (
     as_scalar,
     shown,
 )
-from crfield.variability import check_binary
+from crfield.patterns.variability import check_binary
 
 Temperature = float | Literal["zero"]
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, check_memory
+from crfield._core.validate import FloatArray, check_memory
 from crfield.patterns._soft import (
     Array,
     relative_weights,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, as_count, as_scalar
-from crfield.modelfile import incomplete, read_document, write_document
+from crfield._core.validate import FloatArray, InputError, as_count, as_scalar
+from crfield.dense.files import incomplete, read_document, write_document
 
 FORMAT = "crfield.patterns.learning"
 VERSION = 1

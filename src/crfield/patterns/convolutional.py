@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, as_count, as_floats, check_memory
+from crfield._core.validate import FloatArray, InputError, as_count, as_floats, check_memory
 from crfield.patterns._checks import as_grid, as_masks, as_rows
 from crfield.patterns.potential import PatternPotential, Patterns
 

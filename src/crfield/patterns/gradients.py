@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError
+from crfield._core.validate import FloatArray, InputError
 from crfield.patterns._checks import as_masks
 from crfield.patterns.inputs import PatternInputs
 from crfield.patterns.model import PatternCRF

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray
+from crfield._core.validate import FloatArray
 from crfield.patterns._soft import relative_weights, soft_excess, soft_maximum, soft_threshold
 from crfield.patterns.cardinality import AtMost
 

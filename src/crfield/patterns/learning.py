@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._atomicfile import check_writable
-from crfield._validate import LARGEST_COST, InputError, as_count, shown
+from crfield._core.atomic import check_writable
+from crfield._core.validate import LARGEST_COST, InputError, as_count, shown
 from crfield.patterns.checkpoints import Progress, read_progress, write_progress
 from crfield.patterns.gradients import (
     GROUPS,

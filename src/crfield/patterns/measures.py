@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_array, as_choice
+from crfield._core.validate import InputError, as_array, as_choice
 
 Loss = Callable[[NDArray[Any], NDArray[Any]], NDArray[np.float64]]
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError
+from crfield._core.validate import InputError
 from crfield.patterns.potential import Patterns
-from crfield.variability import k_means
+from crfield.patterns.variability import k_means
 
 
 def cluster_patterns(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, as_floats, check_magnitude, shown
+from crfield._core.validate import FloatArray, InputError, as_floats, check_magnitude, shown
 from crfield.patterns.inputs import PatternInputs
 from crfield.patterns.model import GridModel
 from crfield.patterns.potential import PatternPotential

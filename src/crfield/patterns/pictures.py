@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from crfield._validate import InputError, as_array, as_count
+from crfield._core.validate import InputError, as_array, as_count
 from crfield.patterns._checks import as_grid
 from crfield.patterns.potential import Patterns
 

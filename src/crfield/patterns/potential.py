@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import (
+from crfield._core.validate import (
     FloatArray,
     InputError,
     as_choice,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, check_memory, shown
+from crfield._core.validate import FloatArray, InputError, check_memory, shown
 from crfield.patterns.inputs import PatternInputs, grid_edges
 from crfield.patterns.model import PatternCRF
 from crfield.patterns.potential import PatternPotential

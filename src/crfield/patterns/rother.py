@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import FloatArray, InputError, as_choice, as_floats
+from crfield._core.validate import FloatArray, InputError, as_choice, as_floats
 from crfield.graphcut._checks import check_not_negative
 from crfield.patterns._checks import as_masks, as_vector
 from crfield.patterns.potential import COMPOSITIONS, Patterns

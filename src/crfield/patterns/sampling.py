@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import _native
-from crfield._parallel import thread_count
-from crfield._validate import InputError, as_array, as_count, check_memory, shown
+from crfield._core import _native
+from crfield._core.threads import thread_count
+from crfield._core.validate import InputError, as_array, as_count, check_memory, shown
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
 from crfield.patterns.model import PatternCRF
-from crfield.variability import check_binary
+from crfield.patterns.variability import check_binary
 
 Rows = NDArray[np.intp]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_choice, as_count, as_scalar, check_memory, shown
+from crfield._core.validate import InputError, as_choice, as_count, as_scalar, check_memory, shown
 from crfield.patterns._checks import as_masks
 from crfield.patterns.files import describe
 from crfield.patterns.gradients import GROUPS, parameters_of

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_count, as_scalar, shown
+from crfield._core.validate import InputError, as_count, as_scalar, shown
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
 from crfield.patterns.measures import mask_scores

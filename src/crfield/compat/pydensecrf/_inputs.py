@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from crfield._validate import (
+from crfield._core.validate import (
     FloatArray,
     InputError,
     as_array,
@@ -16,7 +16,7 @@ from crfield._validate import (
     first_index,
     shown,
 )
-from crfield.kernels import LARGEST_FEATURE
+from crfield.dense.kernels import LARGEST_FEATURE
 
 FLOAT32 = np.dtype(np.float32)
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from crfield import _native
-from crfield._parallel import thread_count
-from crfield._validate import FloatArray, check_memory
-from crfield.filters.lattice import LatticeFilter
-from crfield.meanfield import Term, run_parallel
-from crfield.plan import make_problem
+from crfield._core import _native
+from crfield._core.threads import thread_count
+from crfield._core.validate import FloatArray, check_memory
+from crfield.dense.filters.lattice import LatticeFilter
+from crfield.dense.meanfield import Term, run_parallel
+from crfield.dense.plan import make_problem
 
 
 def make_filter(features: FloatArray, normalization: str) -> LatticeFilter:
@@ -81,11 +81,12 @@ def divergence(unary: FloatArray, terms: Sequence[Term], q: FloatArray) -> float
     """
     threads = thread_count()
     entropy = float((q * np.log(np.maximum(q, np.float32(1e-20)))).sum(dtype=np.float64))
-    linear = _native.dot(q, unary, threads)
+    linear: float = _native.dot(q, unary, threads)
     q = _filled_up(q)
     message = np.zeros_like(q)
     _send(terms, q, np.empty_like(q), message, threads)
-    return entropy + linear + _native.dot(q, message, threads)
+    pairs: float = _native.dot(q, message, threads)
+    return entropy + linear + pairs
 
 
 def _filled_up(rows: FloatArray) -> FloatArray:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from crfield._validate import (
+from crfield._core.validate import (
     LARGEST_COMPATIBILITY,
     MAX_LABELS,
     FloatArray,
@@ -20,10 +20,10 @@ from crfield._validate import (
 from crfield.compat.pydensecrf import _meanfield, eigen
 from crfield.compat.pydensecrf._inputs import as_rows, as_whole, as_widths, check_size
 from crfield.compat.pydensecrf.utils import create_pairwise_bilateral, create_pairwise_gaussian
-from crfield.compatibility import Compatibility, Diagonal, Symmetric
-from crfield.filters.lattice import MAX_DIM
-from crfield.meanfield import Term
-from crfield.unary import unary_from_features
+from crfield.dense.compatibility import Compatibility, Diagonal, Symmetric
+from crfield.dense.filters.lattice import MAX_DIM
+from crfield.dense.meanfield import Term
+from crfield.unary.costs import unary_from_features
 
 __all__ = [
     "CONST_KERNEL",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from crfield._validate import FloatArray, InputError, as_floats
+from crfield._core.validate import FloatArray, InputError, as_floats
 from crfield.compat.pydensecrf._inputs import FLOAT32, as_rows
 
 __all__ = ["MatrixXf", "VectorXf", "matrixXf", "vectorXf"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from crfield._validate import (
+from crfield._core.validate import (
     MAX_LABELS,
     FloatArray,
     InputError,
@@ -22,7 +22,7 @@ from crfield._validate import (
     shown,
 )
 from crfield.compat.pydensecrf._inputs import FLOAT32, as_whole, as_widths, divide
-from crfield.unary import unary_from_labels as _costs_of_labels
+from crfield.unary.costs import unary_from_labels as _costs_of_labels
 
 __all__ = [
     "compute_unary",

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._validate import InputError, as_count, as_scalar
-from crfield.compatibility import Potts
-from crfield.dense import DenseCRF
-from crfield.features import observe
-from crfield.kernels import Kernel
+from crfield._core.validate import InputError, as_count, as_scalar
+from crfield.dense.compatibility import Potts
+from crfield.dense.kernels import Kernel
+from crfield.dense.losses import VOID
+from crfield.dense.model import DenseCRF
+from crfield.dense.observation import observe
+from crfield.dense.pairwise import Pairwise
 from crfield.learning.baselines.search import Progress, Searched, grid_search
 from crfield.learning.objective import Example, Inference, check_example, spacing_of
 from crfield.learning.parameters import Vector
-from crfield.losses import VOID
 from crfield.metrics import as_label_map
-from crfield.pairwise import Pairwise
 
 DEFAULT_WEIGHTS = tuple(float(w) for w in np.geomspace(0.25, 32.0, 15))
 

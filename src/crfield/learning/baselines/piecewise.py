@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from crfield._validate import InputError
-from crfield.dense import DenseCRF
+from crfield._core.validate import InputError
+from crfield.dense.model import DenseCRF
 from crfield.learning.baselines.scoring import choose_inference
-from crfield.learning.learn import Learned, LearningReport, learn
+from crfield.learning.learner import Learned, LearningReport, learn
 from crfield.learning.objective import Example, Inference
 
 

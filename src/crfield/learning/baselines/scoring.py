@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from crfield._validate import InputError
-from crfield.dense import DenseCRF
+from crfield._core.validate import InputError
+from crfield.dense.losses import VOID, ExpectedHamming
+from crfield.dense.model import DenseCRF
 from crfield.learning.objective import (
     Confusion,
     Example,
@@ -17,7 +18,6 @@ from crfield.learning.objective import (
     threads_per_job,
     visit,
 )
-from crfield.losses import VOID, ExpectedHamming
 from crfield.metrics import class_accuracy, mean_iou, pixel_accuracy
 
 METRICS: dict[str, Callable[[Confusion], float]] = {

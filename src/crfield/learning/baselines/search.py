@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from crfield._validate import InputError, as_choice, as_count, as_positive, as_scalar, shown
-from crfield.compatibility import Potts
-from crfield.dense import DenseCRF
-from crfield.kernels import Bilateral, Kernel, Spatial
+from crfield._core.validate import InputError, as_choice, as_count, as_positive, as_scalar, shown
+from crfield.dense.compatibility import Potts
+from crfield.dense.kernels import Bilateral, Kernel, Spatial
+from crfield.dense.model import DenseCRF
+from crfield.dense.pairwise import Pairwise
 from crfield.learning.baselines.scoring import METRICS, choose_inference, confusion
-from crfield.learning.learn import Learned, LearningReport
+from crfield.learning.learner import Learned, LearningReport
 from crfield.learning.objective import Example, Inference
 from crfield.learning.optimizers import Stopped
 from crfield.learning.parameters import Parameters, Vector
 from crfield.metrics import mean_iou
-from crfield.pairwise import Pairwise
 
 Sampler = Callable[[np.random.Generator], DenseCRF]
 # called as progress(number of the candidate, report) after each candidate; True stops

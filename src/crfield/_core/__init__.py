@@ -1,0 +1,1 @@
+"""What every room builds on: checks, threads, memory, optimizers and the compiled core."""

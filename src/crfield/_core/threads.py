@@ -1,0 +1,24 @@
+"""How many native threads a call may use."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from crfield._core.validate import as_count
+
+MAX_THREADS = 1024
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1
+
+
+def thread_count(threads: Any = None) -> int:
+    """The number of threads to use: all usable cores for None."""
+    if threads is None:
+        return min(usable_cores(), MAX_THREADS)
+    return as_count(threads, "threads", 1, MAX_THREADS)

@@ -1,0 +1,292 @@
+"""Checks on what users pass in: every failure is one sentence with expected, received, remedy."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._core import _native
+from crfield._core.foreign import UnusableArray, plain_array
+
+FloatArray = NDArray[np.floating[Any]]
+
+
+# Beyond this (1e30 as float32 rounds it) a cost drowns everything else, and two of them overflow.
+LARGEST_COST = float(np.float32(1e30))
+# Times the largest row sum of a kernel this still leaves room for other costs in float32.
+LARGEST_COMPATIBILITY = 1e20
+
+# The compiled core counts labels in 32 bits.
+MAX_LABELS = 2**31 - 1
+
+# What any machine has; reading what this one has left takes longer than using it.
+_SMALL_MEMORY = 2**20
+
+_LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class InputError(ValueError):
+    """A wrong input; the message says what was expected, what came and what to do."""
+
+
+def first_index(bad: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Index of the first true entry of `bad`."""
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
+
+
+def as_array(values: Any, name: str) -> NDArray[Any]:
+    """An array of real numbers, not copied where it is in memory already.
+
+    NumPy, Pillow, torch (of any device), xarray, zarr, dask and h5py arrays, lists and memory maps;
+    nibabel images are turned to (Z, H, W[, C]), and palette pictures give their indices.
+    """
+    if isinstance(values, str | PurePath):
+        raise InputError(
+            f"{name} must hold real numbers, got the name of a file, {shown(str(values))}; "
+            "open it first, for example with PIL.Image.open."
+        )
+    try:
+        plain = plain_array(values)
+        if not isinstance(plain, np.ndarray):
+            _check_stored(plain, name)
+        array = np.asarray(plain)
+    except InputError:
+        raise
+    except UnusableArray as error:
+        raise InputError(f"{name} must be an array of numbers, got {error}.") from None
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"{name} must be an array of numbers, got a {type(values).__name__} that does not form "
+            f"one; {_remedy(values, error)}."
+        ) from None
+    if array.dtype.kind not in "fiub":
+        raise InputError(
+            f"{name} must hold real numbers, got dtype {array.dtype}; convert it to numbers first."
+        )
+    if not array.flags.c_contiguous:
+        # A broadcast view can be far larger than what it looks at.
+        _check_copy(array, name, array.dtype)
+    return array
+
+
+def as_floats(values: Any, name: str, dtype: np.dtype[Any] | None = None) -> FloatArray:
+    """A C-contiguous, native-endian float32 or float64 copy-if-needed of `values`, all finite.
+
+    float64 stays float64; every other numeric type becomes float32 unless `dtype` is given.
+    """
+    array = as_array(values, name)
+    if dtype is None:
+        dtype = working_dtype(array)
+    if array.dtype != dtype:
+        _check_copy(array, name, dtype)
+    check_finite(array, name)
+    with np.errstate(over="ignore"):
+        result = np.asarray(array, dtype=dtype, order="C")
+    if result is not array:
+        check_finite(result, f"{name} as {dtype}")
+    return result
+
+
+def working_dtype(array: NDArray[Any]) -> np.dtype[Any]:
+    """The type that work on `array` is done in: float64 for float64, float32 for the others."""
+    double = array.dtype.kind == "f" and array.dtype.itemsize == 8
+    return np.dtype(np.float64 if double else np.float32)
+
+
+def check_finite(array: NDArray[Any], name: str) -> None:
+    """Refuse NaN and infinity, naming the first offending index."""
+    if array.dtype.kind != "f" or array.size == 0:
+        return
+    # A finite sum proves that every entry is finite and reads the array once, without a mask.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum(dtype=np.float64)
+    if math.isfinite(total):
+        return
+    bad = ~np.isfinite(array)
+    if bad.any():
+        index = first_index(bad)
+        raise InputError(
+            f"{name} must be finite, got {array[index]} at index {index}; "
+            "replace or mask such values."
+        )
+
+
+def check_magnitude(costs: FloatArray, name: str) -> None:
+    """Refuse costs that leave no room for others beside them."""
+    largest = float(max(costs.max(initial=0.0), -costs.min(initial=0.0)))
+    if not largest <= LARGEST_COST:
+        raise InputError(
+            f"{name} must not exceed {LARGEST_COST:g} in magnitude, got {largest:.3g}; "
+            "a cost of 1e6 forbids a label just as well."
+        )
+
+
+def as_positive(values: Any, name: str) -> NDArray[np.float64]:
+    """A float64 array of finite positive numbers, any shape."""
+    array: NDArray[np.float64] = as_floats(values, name, np.dtype(np.float64)).astype(np.float64)
+    bad = ~(array > 0)
+    if bad.any():
+        where = f" at index {first_index(bad)}" if array.ndim else ""
+        raise InputError(
+            f"{name} must be positive, got {array[bad].flat[0]:g}{where}; "
+            "use a number greater than zero."
+        )
+    return array
+
+
+def as_positive_number(value: Any, name: str) -> float:
+    """One positive number."""
+    number = as_positive(value, name)
+    if number.ndim:
+        raise InputError(f"{name} must be one number, got shape {number.shape}; pass one number.")
+    return float(number)
+
+
+def as_damping(damping: Any) -> float:
+    """The share of an old message that stays, within [0, 1)."""
+    kept = as_scalar(damping, "damping")
+    if not 0 <= kept < 1:
+        raise InputError(
+            f"damping must be 0 or more and less than 1, got {kept:g}; 0.5 is a common choice."
+        )
+    return kept
+
+
+def as_path(path: Any) -> Path:
+    """A file name."""
+    try:
+        return Path(path)
+    except TypeError:
+        raise InputError(
+            f"path must be a file name, got {shown(path)}; pass a string or a Path."
+        ) from None
+
+
+def as_scalar(value: Any, name: str) -> float:
+    """A finite Python float."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        result = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(
+            f"{name} must be a number, got {shown(value)}; pass one number."
+        ) from None
+    if not math.isfinite(result):
+        raise InputError(f"{name} must be finite, got {result}; pass a finite number.")
+    return result
+
+
+def as_count(value: Any, name: str, minimum: int = 1, maximum: int | None = None) -> int:
+    """An integer within [minimum, maximum]."""
+    try:
+        result = operator.index(value)
+    except TypeError:
+        raise InputError(
+            f"{name} must be a whole number, got {shown(value)}; pass an int."
+        ) from None
+    if result < minimum or (maximum is not None and result > maximum):
+        upper = "" if maximum is None else f" and at most {maximum}"
+        raise InputError(
+            f"{name} must be at least {minimum}{upper}, got {shown(result)}; "
+            "choose a value in that range."
+        )
+    return result
+
+
+def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
+    """One of a few words."""
+    known = tuple(choices)
+    if not isinstance(value, str) or value not in known:
+        raise InputError(
+            f"{name} must be one of {', '.join(map(repr, known))}, got {shown(value)}; "
+            "pick one of them."
+        )
+    return value
+
+
+def shown(value: Any) -> str:
+    """`value` as a message quotes it: on one line, and short."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_memory(n_bytes: float, purpose: str, remedy: str) -> None:
+    """Refuse work that cannot fit in this machine's memory, before anything is allocated."""
+    if n_bytes <= _SMALL_MEMORY:
+        return
+    available = available_memory()
+    if n_bytes > available:
+        _native.drop_idle_blocks()  # which are there for the next image
+        available = available_memory()
+    if n_bytes > available:
+        raise InputError(
+            f"{purpose} needs about {n_bytes / 2**30:.1f} GiB and {available / 2**30:.1f} GiB "
+            f"can be had; {remedy}."
+        )
+
+
+def _check_stored(values: Any, name: str) -> None:
+    """Refuse to load an array that lies elsewhere (a file, a graph of tasks) beyond memory."""
+    n_bytes = getattr(values, "nbytes", None)
+    if isinstance(n_bytes, int | float | np.number):
+        check_memory(
+            float(n_bytes), f"{name} of shape {getattr(values, 'shape', None)}",
+            "work on it part by part with crfield.refine_blocks",
+        )
+
+
+def _remedy(values: Any, error: Exception) -> str:
+    if not hasattr(values, "__array__"):
+        return "give every row the same length"
+    reason = " ".join(str(error).split())
+    return f"convert it to a NumPy array first ({reason[:120]})"
+
+
+def _check_copy(array: NDArray[Any], name: str, dtype: np.dtype[Any]) -> None:
+    check_memory(
+        float(array.size) * dtype.itemsize, f"{name} of shape {array.shape} as {dtype}",
+        "pass a smaller array or work on parts of it",
+    )
+
+
+def available_memory() -> float:
+    """Bytes of memory that can be had now, infinity where the system does not say."""
+    return min(_free_memory(), _container_limit())
+
+
+def _free_memory() -> float:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return math.inf
+
+
+def _container_limit() -> float:
+    """What the container (Linux control group) that this process runs in may use."""
+    for name in _LIMIT_FILES:
+        try:
+            with open(name, encoding="ascii") as text:
+                return float(text.read())
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return math.inf
+
+
+# Memory that the compiled core may hold on to between images.
+if math.isfinite(available_memory()):
+    _native.limit_idle_blocks(int(available_memory() / 16))

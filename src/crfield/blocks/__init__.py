@@ -1,0 +1,1 @@
+"""Images and volumes larger than memory, refined in overlapping blocks."""

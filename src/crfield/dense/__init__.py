@@ -1,0 +1,1 @@
+"""The dense CRF: kernels, filters, mean-field inference and its gradient."""

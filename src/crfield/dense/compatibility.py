@@ -1,0 +1,206 @@
+"""Label compatibilities mu(a, b): the cost of labels a and b on a pair with kernel value 1.
+
+What the guarantee of KK13 section 3 asks of mu is that it is symmetric and negative semidefinite
+on differences of distributions, lambda_max(P mu P) <= 0 with P = I - 11'/L: adding a constant to mu
+does not change the model, and this test does not see it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._core.validate import InputError, as_count, as_floats, as_scalar, check_memory
+
+# Eigenvalues of a learned or rounded mu are trusted to this share of its norm.
+_RELATIVE_TOLERANCE = 1e-9
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Compatibility:
+    """What all compatibilities mu (L, L) share; `n_labels` is L in all methods."""
+
+    kind: ClassVar[str] = ""
+    array_fields: ClassVar[tuple[str, ...]] = ()
+    native_code: ClassVar[int] = 2
+
+    def matrix(self, n_labels: int) -> Matrix:
+        """mu as an (L, L) array."""
+        raise NotImplementedError
+
+    def native_values(self, n_labels: int) -> Matrix:
+        """The numbers that the compiled core reads, flat: (1,), (L,) or (L * L,)."""
+        return self.matrix(n_labels).ravel()
+
+    def attraction(self, n_labels: int) -> Matrix | None:
+        """a (L,) with mu = -diag(a) up to a constant and a >= 0, or None if there is no such a."""
+        return None
+
+    @property
+    def constant(self) -> float:
+        """The constant that mu is up to, where there is an `attraction`."""
+        return 0.0
+
+    def check_size(self, n_labels: int) -> None:
+        """Refuse a compatibility made for another number of labels."""
+
+    def largest_eigenvalue(self, n_labels: int) -> float:
+        """lambda_max(P mu P); the convergence guarantee needs it to be <= 0."""
+        return float(np.linalg.eigvalsh(center(self.matrix(n_labels)))[-1])
+
+    def is_concave(self, n_labels: int) -> bool:
+        """Whether lambda_max(P mu P) <= 0 up to rounding."""
+        if self.attraction(n_labels) is not None:
+            return True
+        norm = float(np.abs(self.matrix(n_labels)).max(initial=0.0))
+        allowance = _RELATIVE_TOLERANCE * n_labels * max(norm, 1e-30)
+        return self.largest_eigenvalue(n_labels) <= allowance
+
+    def project(self, n_labels: int) -> Symmetric:
+        """The nearest compatibility with the guarantee: mu - P mu P + NSD(P mu P)."""
+        mu = self.matrix(n_labels)
+        centered = center(mu)
+        values, vectors = np.linalg.eigh(centered)
+        negative = (vectors * np.minimum(values, 0.0)) @ vectors.T
+        return Symmetric(mu - centered + 0.5 * (negative + negative.T))
+
+
+@dataclass(frozen=True, eq=False)
+class Potts(Compatibility):
+    """mu = w (1 - I): every pair of different labels costs `weight`."""
+
+    weight: float = 1.0
+    kind: ClassVar[str] = "potts"
+    array_fields: ClassVar[tuple[str, ...]] = ("weight",)
+    native_code: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", as_scalar(self.weight, "weight"))
+
+    def matrix(self, n_labels: int) -> Matrix:
+        _check_room(n_labels)
+        return self.weight * (1.0 - np.eye(n_labels))
+
+    def native_values(self, n_labels: int) -> Matrix:
+        return np.array([self.weight])
+
+    def attraction(self, n_labels: int) -> Matrix | None:
+        return np.full(n_labels, self.weight) if self.weight >= 0 else None
+
+    @property
+    def constant(self) -> float:
+        return self.weight if self.weight >= 0 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonal(Compatibility):
+    """mu = -diag(alpha): a pair that shares label l gains alpha_l."""
+
+    alpha: Any = None
+    kind: ClassVar[str] = "diagonal"
+    array_fields: ClassVar[tuple[str, ...]] = ("alpha",)
+    native_code: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        alpha = as_floats(self.alpha, "alpha", np.dtype(np.float64))
+        if alpha.ndim != 1 or alpha.size == 0:
+            raise InputError(
+                f"alpha must have one number a label, got shape {alpha.shape}; pass (L,)."
+            )
+        object.__setattr__(self, "alpha", alpha.copy())
+
+    def matrix(self, n_labels: int) -> Matrix:
+        _check_room(n_labels)
+        return -np.diag(self.alpha)
+
+    def native_values(self, n_labels: int) -> Matrix:
+        return -np.asarray(self.alpha)
+
+    def attraction(self, n_labels: int) -> Matrix | None:
+        return np.asarray(self.alpha) if (self.alpha >= 0).all() else None
+
+    def check_size(self, n_labels: int) -> None:
+        if len(self.alpha) != n_labels:
+            raise InputError(
+                f"alpha must have {n_labels} numbers, one a label, got {len(self.alpha)}; "
+                "match n_labels."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Symmetric(Compatibility):
+    """Any symmetric mu (L, L), given as `values`."""
+
+    values: Any = None
+    kind: ClassVar[str] = "symmetric"
+    array_fields: ClassVar[tuple[str, ...]] = ("values",)
+
+    def __post_init__(self) -> None:
+        mu = as_floats(self.values, "compatibility", np.dtype(np.float64))
+        if mu.ndim != 2 or mu.shape[0] != mu.shape[1] or mu.size == 0:
+            raise InputError(
+                f"compatibility must be a square matrix (L, L), got shape {mu.shape}; "
+                "give one row and one column a label."
+            )
+        with np.errstate(over="ignore"):
+            skew = np.abs(mu - mu.T)
+        if skew.max() > 1e-6 * max(float(np.abs(mu).max()), 1e-30):
+            a, b = np.unravel_index(int(skew.argmax()), mu.shape)
+            raise InputError(
+                f"compatibility must be symmetric, got mu[{a}, {b}] = {mu[a, b]:g} and "
+                f"mu[{b}, {a}] = {mu[b, a]:g}; use (mu + mu.T) / 2."
+            )
+        object.__setattr__(self, "values", 0.5 * mu + 0.5 * mu.T)
+
+    @classmethod
+    def l1(cls, n_labels: int, weight: float = 1.0) -> Symmetric:
+        """mu(a, b) = weight |a - b| for `n_labels` ordered labels (KK13 section 3)."""
+        labels = np.arange(as_count(n_labels, "n_labels"))
+        with np.errstate(over="ignore"):  # what is too large is refused
+            return cls(as_scalar(weight, "weight") * np.abs(labels[:, None] - labels[None, :]))
+
+    @classmethod
+    def diagonally_dominant(cls, off_diagonal: Any, margin: float = 0.0) -> Symmetric:
+        """`off_diagonal` costs (L, L) with mu(l, l) = -sum_{k != l} |mu(l, k)| - margin.
+
+        Negative diagonally dominant matrices always have the guarantee (KK13 section 3).
+        """
+        mu = cls(off_diagonal).values.copy()
+        np.fill_diagonal(mu, 0.0)
+        slack = as_scalar(margin, "margin")
+        if slack < 0:
+            raise InputError(f"margin must not be negative, got {slack:g}; use 0 or more.")
+        np.fill_diagonal(mu, -np.abs(mu).sum(1) - slack)
+        return cls(mu)
+
+    def matrix(self, n_labels: int) -> Matrix:
+        return np.asarray(self.values, np.float64)
+
+    def check_size(self, n_labels: int) -> None:
+        if len(self.values) != n_labels:
+            raise InputError(
+                f"compatibility must be ({n_labels}, {n_labels}) for {n_labels} labels, got "
+                f"{self.values.shape}; match n_labels."
+            )
+
+
+COMPATIBILITIES: dict[str, type[Compatibility]] = {
+    c.kind: c for c in (Potts, Diagonal, Symmetric)
+}
+
+
+def _check_room(n_labels: int) -> None:
+    check_memory(
+        32.0 * n_labels**2, f"A matrix of {n_labels} by {n_labels} labels",
+        "use fewer labels, or an algorithm that needs none",
+    )
+
+
+def center(mu: Matrix) -> Matrix:
+    """P mu P with P = I - 11'/L, (L, L) like mu."""
+    return np.asarray(mu - mu.mean(0, keepdims=True) - mu.mean(1, keepdims=True) + mu.mean())

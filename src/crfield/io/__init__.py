@@ -1,0 +1,1 @@
+"""Files: images, volumes, arrays."""

@@ -1,0 +1,1 @@
+"""The dense CRF as a layer."""

@@ -1,0 +1,1 @@
+"""The coarse grid of a spatial kernel on tensors."""

@@ -1,0 +1,1 @@
+"""The permutohedral lattice on tensors."""

@@ -1,0 +1,1 @@
+"""The exact sum over all pairs on tensors."""

@@ -1,0 +1,1 @@
+"""Splat, blur and slice through tables of rows."""

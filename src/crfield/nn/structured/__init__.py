@@ -1,0 +1,1 @@
+"""Trees, grids and rays as layers."""

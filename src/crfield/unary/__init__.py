@@ -1,0 +1,1 @@
+"""Unary costs from labels, probabilities, logits, scribbles or features."""

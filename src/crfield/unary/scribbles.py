@@ -1,0 +1,248 @@
+"""Costs from a few painted pixels: a mixture of Gaussians over the colors of each label."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._core import _native
+from crfield._core.threads import thread_count
+from crfield._core.validate import (
+    MAX_LABELS,
+    FloatArray,
+    InputError,
+    as_array,
+    as_count,
+    as_floats,
+    as_scalar,
+    check_memory,
+    shown,
+)
+from crfield.dense.observation import observe
+from crfield.io.pixels import image_array
+from crfield.unary.color_model import Colors, Memo, color_bytes, color_costs, colors_of
+from crfield.unary.costs import UNKNOWN, check_labels
+
+__all__ = [
+    "MAX_COMPONENTS", "Colors", "colors_of", "distances_to", "paint_over", "unary_from_scribbles",
+]
+
+MAX_COMPONENTS = 32
+_REACH = 0.01  # distances below this share of the diagonal hardly count
+_FORBIDDING = 1e6  # the cost of what certain scribbles rule out
+_APART = 1e12  # a weight that keeps the columns of a distance transform to themselves
+
+
+def unary_from_scribbles(
+    image: Any,
+    scribbles: Any,
+    n_labels: int | None = None,
+    *,
+    components: int = 5,
+    strength: float = 0.5,
+    nearness: float = 3.0,
+    confidence: float = 1.0,
+    unknown: int = UNKNOWN,
+    spacing: Any = None,
+    colors: Colors | None = None,
+    threads: int | None = None,
+) -> FloatArray:
+    """Costs (*grid, L) of an image from a few pixels that somebody has labeled.
+
+    Each label's colors are a mixture of Gaussians, fitted by expectation maximization to its
+    painted pixels. With d_i(l) the distance to the nearest of these and r a hundredth of the
+    image's diagonal,
+
+        u_i(l) = -strength log p(color_i | l) + nearness log(d_i(l) + r) + a constant of pixel i.
+
+    Painted pixels have their label with probability `confidence`, by default for certain.
+
+    Parameters
+    ----------
+    image : (H, W) or (H, W, C) array, or a volume (Z, H, W[, C]).
+    scribbles : (*grid), whole numbers: a label in 0..L-1, or `unknown` where nothing is painted.
+    n_labels : L; by default one more than the largest label painted.
+    components : Gaussians a label, fewer where few colors were painted.
+    strength : how far colors are trusted, from 0 (not at all) to 1 (as if they were independent).
+    nearness : how far a label's pixels are expected around its scribbles; 0 leaves distances out.
+    spacing : distance between neighbors along each axis, (d,), if it is not the same.
+    colors : what `colors_of(image)` gave, to save its time from stroke to stroke.
+    threads : native threads, None for all cores.
+    """
+    k = as_count(components, "components", maximum=MAX_COMPONENTS)
+    trust = as_scalar(strength, "strength")
+    if not 0.0 <= trust <= 1.0:
+        raise InputError(f"strength must lie in [0, 1], got {trust:g}; try 0.5.")
+    near = as_scalar(nearness, "nearness")
+    if not 0.0 <= near <= 100.0:
+        raise InputError(f"nearness must lie in [0, 100], got {near:g}; try 3.")
+    sure = _as_probability(confidence)
+    array = as_array(scribbles, "scribbles")
+    if colors is None:
+        pixels = image_array(image)
+        gray = pixels.ndim == 3 and pixels.shape == array.shape
+        colors = colors_of(pixels[..., None] if gray else pixels)
+        colors = replace(colors, memo=Memo(0))  # nobody will ask again
+    elif not isinstance(colors, Colors):
+        raise InputError(
+            f"colors must be what colors_of(image) gave, got {shown(colors)}; pass that."
+        )
+    if array.shape != colors.bins.shape:
+        raise InputError(
+            f"scribbles must have the image's grid {colors.bins.shape}, got {array.shape}; "
+            "paint on the image itself."
+        )
+    steps = observe(array.shape, spacing=spacing).spacing
+    if n_labels is None:
+        whole = array.dtype.kind in "iu"  # others are refused below, or are labels 0 and 1
+        n_labels = 1 + int(array[array != unknown].max(initial=0)) if whole else 2
+    n = as_count(n_labels, "n_labels", maximum=MAX_LABELS)
+    known, labels = check_labels(array, n, unknown)
+    present = np.unique(labels[known])
+    if len(present) < 2:
+        raise InputError(
+            f"scribbles must show two labels or more, got {len(present)}; "
+            "paint some pixels of another label."
+        )
+    check_unpainted(known, unknown)
+    _check_room(colors, len(present), n, k)
+    # Labels come first until the end: numbers of one label lie together, which is faster.
+    masks = [known & (labels == label) for label in present]
+    table = color_costs(colors, masks, k, trust)
+    unary = np.take(table, colors.bins.ravel(), axis=1)
+    del table
+    if near:
+        key = ("distances", None if steps is None else tuple(steps))
+        for row, mask in zip(unary, masks, strict=True):
+            row += near * colors.memo.recall(
+                key, mask, lambda mask: _log_distances(mask, steps, thread_count(threads))
+            )
+    unary -= unary.min(0)
+    total = np.zeros_like(unary[0])
+    for row in unary:
+        total += np.exp(-row)
+    unary += np.log(total)
+    full = _with_absent(unary, present, n).reshape(*array.shape, n)
+    return _painted(full, known, labels, sure)
+
+
+def check_unpainted(known: NDArray[np.bool_], unknown: int | None) -> None:
+    """Refuse scribbles (*grid,) all of which are known: a label map, not a few painted pixels."""
+    if known.all():
+        raise InputError(
+            f"scribbles must leave pixels unpainted, got none with the value {unknown}; mark them "
+            "with it, or pass the value that marks them as unknown."
+        )
+
+
+def paint_over(
+    unary: Any, scribbles: Any, *, confidence: float = 1.0, unknown: int = UNKNOWN
+) -> FloatArray:
+    """Costs (*grid, L) corrected by hand: a copy in which painted pixels have their label with
+    probability `confidence` and the others with what is left, shared evenly.
+
+    unary : (*grid, L) costs, of a classifier for instance.
+    scribbles : (*grid), whole numbers: a label in 0..L-1, or `unknown` where nothing is painted.
+    """
+    costs = as_floats(unary, "unary")
+    array = as_array(scribbles, "scribbles")
+    if costs.ndim < 2 or array.shape != costs.shape[:-1]:
+        raise InputError(
+            f"scribbles must have the unary's grid {costs.shape[:-1]}, got {array.shape}; "
+            "paint on the image itself."
+        )
+    known, labels = check_labels(array, costs.shape[-1], unknown)
+    return _painted(costs.copy(), known, labels, _as_probability(confidence))
+
+
+def _painted(
+    costs: FloatArray, known: NDArray[np.bool_], labels: NDArray[np.int64], confidence: float
+) -> FloatArray:
+    """`costs` (*grid, L) changed in place where labels are known."""
+    n = costs.shape[-1]
+    flat = costs.reshape(-1, n)
+    painted = np.flatnonzero(known)
+    rest = (1.0 - confidence) / max(n - 1, 1)
+    flat[painted] = -math.log(rest) if rest > 0 else _FORBIDDING
+    flat[painted, labels.ravel()[painted]] = -math.log(confidence)
+    return costs
+
+
+def _as_probability(confidence: Any) -> float:
+    sure = as_scalar(confidence, "confidence")
+    if not 0.0 < sure <= 1.0:
+        raise InputError(f"confidence must lie in (0, 1], got {sure:g}; 1 is certain.")
+    return sure
+
+
+def _with_absent(
+    costs: NDArray[np.float32], present: NDArray[np.int64], n_labels: int
+) -> NDArray[np.float32]:
+    """Costs (P, N) of the labels that are painted as (N, L): the others are as dear as the dearest
+    of a pixel, since nothing speaks for them.
+    """
+    if len(present) == n_labels:
+        return np.ascontiguousarray(costs.T)
+    full = np.repeat(costs.max(0)[:, None], n_labels, axis=1)
+    full[:, present] = costs.T
+    return full
+
+
+def _log_distances(
+    marked: NDArray[np.bool_], spacing: NDArray[np.float64] | None, threads: int
+) -> NDArray[np.float32]:
+    """log(d + r), (N,): d from each pixel of a grid (H, W) or (Z, H, W) to those marked."""
+    # In units of the largest step: what they are only adds a constant.
+    steps = np.ones(marked.ndim) if spacing is None else spacing / spacing.max()
+    reach = _REACH * math.hypot(*(steps * marked.shape))
+    distances = distances_to(marked[None], threads, steps).ravel()
+    distances += np.float32(reach)
+    return np.log(distances, out=distances)
+
+
+def distances_to(
+    marked: NDArray[np.bool_], threads: int, spacing: Any = 1.0
+) -> NDArray[np.float32]:
+    """Distances (P, *grid) to the nearest of those marked (P, *grid), the diagonal where none is,
+    on grids (H, W) and (Z, H, W).
+
+    spacing : distance between neighbors, or (d,) along each axis.
+    """
+    n, *depth, height, width = marked.shape
+    weights = np.broadcast_to(spacing, marked.ndim - 1).astype(np.float64) ** 2
+    far = float((weights * np.square(marked.shape[1:], dtype=np.float64)).sum())
+    squared = np.where(marked, 0.0, far)
+    squared = _transformed(squared.reshape(-1, height, width), weights[-2:], threads)
+    if depth:  # then from slice to slice, columns apart
+        apart = np.array([weights[0], _APART * max(1.0, weights.max())])
+        squared = _transformed(squared.reshape(n, *depth, height * width), apart, threads)
+    return np.sqrt(squared.astype(np.float32)).reshape(marked.shape)
+
+
+def _transformed(
+    squared: NDArray[np.float64], axis_weights: NDArray[np.float64], threads: int
+) -> NDArray[np.float64]:
+    """Squared distances (B, H, W) after steps along both axes (Felzenszwalb & Huttenlocher), whose
+    squares have these weights, (2,).
+    """
+    images = np.ascontiguousarray(squared)
+    weights = np.tile(axis_weights, (len(images), 1))
+    values, where = np.empty(images.shape), np.empty(images.shape, np.int32)
+    _native.distance_transform(images, weights, np.zeros_like(weights), values, where, threads)
+    return values
+
+
+def _check_room(colors: Colors, n_present: int, n_labels: int, components: int) -> None:
+    """Refuse scribbles whose costs do not fit into memory: beside a mask of each label (P, N) there
+    is a color model at first, then costs (P, N) and (N, L), with distances one label at a time.
+    """
+    n = colors.bins.size
+    costs = 4.0 * (n_present + max(n_labels, n_present)) + 32.0
+    check_memory(
+        n * (n_present + 16.0) + max(n * costs, color_bytes(colors, n_present, components)),
+        f"Costs of {n} pixels and {n_labels} labels", "use a smaller image or fewer labels",
+    )

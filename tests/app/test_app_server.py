@@ -1,0 +1,589 @@
+"""The playground's server, spoken to as a page would, and as a page should not."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import http.client
+import io
+import json
+import re
+import socket
+import struct
+import threading
+from importlib import resources
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("starlette", reason="the playground needs starlette")
+pytest.importorskip("uvicorn", reason="the playground needs uvicorn")
+
+import crfield
+from crfield import InputError
+from crfield.app import Limits, RunningApp, serve
+from crfield.app.settings import Settings
+from crfield.datasets import load_sample
+from crfield.io.images import write_labels
+from crfield.show.palette import uncertainty_ramp
+
+OWN = {"X-Crfield": "1"}
+
+
+@pytest.fixture(scope="module")
+def app():
+    with RunningApp(Limits(max_bytes=2**20, max_pixels=200_000, max_iter=400)) as running:
+        yield running
+
+
+def ask(app, method, path, body=None, headers=OWN):
+    """Status, headers and body of an answer."""
+    address = urlsplit(app.url)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    try:
+        connection.request(method, path, body, dict(headers))
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def told(app, method, path, body=None, headers=OWN):
+    """The JSON of an answer that must be fine."""
+    status, _, content = ask(app, method, path, body, headers)
+    assert status == 200, content
+    return json.loads(content)
+
+
+def sentence(app, status, method, path, body=None, headers=OWN):
+    """The error of an answer that must have this status."""
+    got, _, content = ask(app, method, path, body, headers)
+    assert got == status, (got, content)
+    text = json.loads(content)["error"]
+    assert "Traceback" not in text
+    assert "/tmp" not in text
+    return text
+
+
+def as_png(array):
+    stream = io.BytesIO()
+    Image.fromarray(array).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def as_npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def packed(scribbles, **settings):
+    text = json.dumps(settings).encode()
+    return struct.pack("<I", len(text)) + text + scribbles.astype(np.uint8).tobytes()
+
+
+def frames(content):
+    """Kinds and contents of the frames of a stream."""
+    found = []
+    while content:
+        kind, length = struct.unpack_from("<BI", content)
+        assert len(content) >= 5 + length
+        found.append((kind, content[5 : 5 + length]))
+        content = content[5 + length :]
+    return found
+
+
+def refined(app, key, scribbles, **settings):
+    """The report and the planes (3, H, W) of a refinement, and its progress."""
+    status, _, content = ask(
+        app, "POST", f"/api/images/{key}/refine", packed(scribbles, **settings)
+    )
+    assert status == 200, content
+    *progress, (kind, last) = frames(content)
+    assert kind == 2, last
+    assert all(k == 1 for k, _ in progress)
+    (length,) = struct.unpack_from("<I", last)
+    planes = np.frombuffer(last[4 + length :], np.uint8).reshape(3, *scribbles.shape)
+    return json.loads(last[4 : 4 + length]), planes, [json.loads(p) for _, p in progress]
+
+
+def opened(app):
+    """A small photo that is open, with scribbles for two labels."""
+    sample = load_sample("camera")
+    image = sample.image[40:140, 60:180]
+    scribbles = np.full(image.shape[:2], 255, np.uint8)
+    scribbles[5:9, 5:40], scribbles[60:64, 40:80] = 0, 1
+    answer = told(app, "POST", "/api/images?name=photo.png", as_png(image))
+    assert answer["names"] is None
+    key = answer["id"]
+    return key, image, scribbles
+
+
+def test_state_and_page(app):
+    state = told(app, "GET", "/api/state")
+    assert state["version"] == crfield.__version__
+    assert [s["name"] for s in state["samples"]] == ["astronaut", "camera", "coffee"]
+    assert len(state["palette"]) == state["max_labels"] == 32
+    assert state["defaults"]["bilateral"] == [40.0, 10.0]
+    status, headers, page = ask(app, "GET", "/", headers={})
+    assert status == 200
+    assert b"<html" in page
+    assert "script-src 'self'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+
+
+def test_refinement_equals_the_library(app):
+    key, image, scribbles = opened(app)
+    report, planes, progress = refined(app, key, scribbles, n_labels=2, max_iter=6, tol=0.0)
+    unary = crfield.unary_from_scribbles(image, scribbles, 2)
+    result = crfield.refinement.potts_model(2, 3.0, 3.0, (40.0, 10.0), 10.0).infer(
+        image, unary, max_iter=6, tol=0.0
+    )
+    assert np.array_equal(planes[0], result.labels)
+    assert np.array_equal(planes[1], unary.argmin(-1))
+    assert report["free_energies"] == pytest.approx(result.free_energies.tolist())
+    assert [step["iteration"] for step in progress] == [1, 2, 3, 4, 5, 6]
+    assert len(report["milliseconds"]["steps"]) == 6
+    assert sum(report["counts"]) == scribbles.size
+    q = result.marginals.astype(np.float64)
+    entropy = -(q * np.log(np.maximum(q, 1e-30))).sum(-1) / np.log(2)
+    assert np.abs(planes[2] / 255 - entropy).max() < 0.01
+
+
+def test_saved_files_and_script_make_the_same_mask(app, tmp_path, monkeypatch):
+    key, image, scribbles = opened(app)
+    refined(app, key, scribbles, n_labels=2, algorithm="cccp", spatial=None, strength=0.25)
+    base = f"/api/images/{key}"
+    files = {n: ask(app, "GET", f"{base}/{n}")[2] for n in ("mask.png", "scribbles.png")}
+    mask = np.asarray(Image.open(io.BytesIO(files["mask.png"])))
+    for name, content in {**files, "photo.png": as_png(image)}.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "mask.png").unlink()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(ask(app, "GET", f"{base}/snippet.py")[2], "snippet", "exec"), {})
+    assert np.array_equal(np.asarray(Image.open("mask.png")), mask)
+    overlay = Image.open(io.BytesIO(ask(app, "GET", f"{base}/overlay.png")[2]))
+    assert overlay.size == image.shape[1::-1]
+
+
+@pytest.mark.parametrize("kind", ["labels", "probabilities"])
+def test_start_from_a_segmentation(app, kind, tmp_path, monkeypatch):
+    key, image, scribbles = opened(app)
+    rng = np.random.default_rng(0)
+    if kind == "labels":
+        values = np.where(rng.random(image.shape[:2]) < 0.7, 3, 7).astype(np.uint8)
+        values[:4] = 255
+        data = as_png(values)
+        name = "map.png"
+    else:
+        values = rng.dirichlet([1, 1], image.shape[:2]).astype(np.float32)
+        data = as_npy(values)
+        name = "map.npy"
+    answer = told(app, "POST", f"/api/images/{key}/initial?kind={kind}&name={name}", data)
+    assert answer["n_labels"] == 2
+    assert answer["names"] == (["3", "7"] if kind == "labels" else ["0", "1"])
+    _, planes, _ = refined(app, key, scribbles, source="initial", max_iter=5)
+    mask = np.asarray(Image.open(io.BytesIO(ask(app, "GET", f"/api/images/{key}/mask.png")[2])))
+    assert np.array_equal(mask, np.array([3, 7])[planes[0]] if kind == "labels" else planes[0])
+    assert (planes[0][scribbles == 1] == 1).all()
+    (tmp_path / "photo.png").write_bytes(as_png(image))
+    (tmp_path / name).write_bytes(data)
+    (tmp_path / "scribbles.png").write_bytes(as_png(scribbles))
+    monkeypatch.chdir(tmp_path)
+    exec(compile(ask(app, "GET", f"/api/images/{key}/snippet.py")[2], "snippet", "exec"), {})
+    assert np.array_equal(np.asarray(Image.open("mask.png")), mask)
+    told(app, "DELETE", f"/api/images/{key}/initial")
+    body = packed(scribbles, source="initial")
+    content = ask(app, "POST", f"/api/images/{key}/refine", body)[2]
+    assert "no segmentation to start from" in json.loads(frames(content)[0][1])["error"]
+
+
+def test_learned_model(app, tmp_path, monkeypatch):
+    key, image, scribbles = opened(app)
+    model = crfield.DenseCRF(2, [
+        crfield.Pairwise(crfield.Bilateral(20, 12), crfield.Symmetric([[0.0, 3.0], [3.0, 1.0]]))
+    ])
+    model.save(tmp_path / "model.safetensors")
+    data = (tmp_path / "model.safetensors").read_bytes()
+    answer = told(app, "POST", "/api/models", data)
+    assert answer["n_labels"] == 2
+    assert answer["max_iter"] is None
+    assert "Bilateral" in answer["terms"][0]
+    _, planes, _ = refined(app, key, scribbles, model=answer["id"])
+    unary = crfield.unary_from_scribbles(image, scribbles, 2)
+    expected = model.infer(image, unary, max_iter=Settings().max_iter)
+    assert np.array_equal(planes[0], expected.labels)
+    (tmp_path / "photo.png").write_bytes(as_png(image))
+    (tmp_path / "scribbles.png").write_bytes(as_png(scribbles))
+    monkeypatch.chdir(tmp_path)
+    exec(compile(ask(app, "GET", f"/api/images/{key}/snippet.py")[2], "snippet", "exec"), {})
+    assert np.array_equal(np.asarray(Image.open("mask.png")), planes[0])
+    content = ask(app, "POST", f"/api/images/{key}/refine",
+                  packed(scribbles, n_labels=3, model=answer["id"]))[2]
+    assert "the model has 2 labels" in json.loads(frames(content)[-1][1])["error"]
+
+
+def test_samples_come_with_scribbles(app):
+    answer = told(app, "POST", "/api/samples/coffee")
+    assert answer["scribbles"]
+    assert answer["names"][3] == "cup"
+    painted = Image.open(
+        io.BytesIO(ask(app, "GET", f"/api/images/{answer['id']}/scribbles.png")[2])
+    )
+    labels = np.asarray(painted)
+    mask = load_sample("coffee").mask
+    assert set(np.unique(labels)) == {0, 1, 2, 3, 4, 5, 255}
+    assert (labels[labels < 255] == mask[labels < 255]).all()
+
+
+def test_a_newer_request_ends_the_older(app):
+    key, _, scribbles = opened(app)
+    path = f"/api/images/{key}/refine"
+    address = urlsplit(app.url)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    connection.request("POST", path, packed(scribbles, max_iter=400, tol=0.0), OWN)
+    answer = connection.getresponse()
+    first = answer.read(5)  # progress has begun
+    assert first[0] == 1
+    _, planes, _ = refined(app, key, scribbles, max_iter=2)
+    *_, (kind, last) = frames(first + answer.read())
+    connection.close()
+    assert kind == 3
+    assert json.loads(last) == {"error": "cancelled", "cancelled": True}
+    assert planes.shape == (3, *scribbles.shape)
+
+
+def test_a_page_that_goes_away_cancels(app, monkeypatch):
+    from crfield.app import refining
+    from crfield.app.workspace import OpenImage
+
+    key, image, scribbles = opened(app)
+    cancelled = threading.Event()
+    seen = []
+
+    def progress(step):
+        seen.append(step["iteration"])
+        if len(seen) == 3:
+            cancelled.set()
+
+    settings = Settings(max_iter=300, tol=0.0)
+    with pytest.raises(refining.CancelledError):
+        refining.refine_image(
+            OpenImage("photo", image), settings, scribbles, None, progress, cancelled
+        )
+    assert seen == [1, 2, 3]
+    stopped = threading.Event()
+    whole = refining.refine_image
+
+    def watched(*arguments):
+        try:
+            return whole(*arguments)
+        except refining.CancelledError:
+            stopped.set()
+            raise
+
+    monkeypatch.setattr("crfield.app.routes.refine_image", watched)
+    address = urlsplit(app.url)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    connection.request("POST", f"/api/images/{key}/refine",
+                       packed(scribbles, max_iter=400, tol=0.0), OWN)
+    answer = connection.getresponse()
+    answer.read(5)
+    answer.close()
+    connection.close()
+    assert stopped.wait(60)
+    assert refined(app, key, scribbles, max_iter=1)[0]["n_iter"] == 1
+
+
+@pytest.mark.parametrize("headers", [
+    {"Host": "evil.example"}, {"Host": "evil.example:80"}, {"Host": ""},
+    {"Host": "127.0.0.1.evil.example"}, {"Host": "localhost@evil.example"},
+    {"Host": "localhost:99999"}, {"Origin": "http://evil.example"}, {"Origin": "null"},
+    {"Origin": "https://127.0.0.1"}, {"Sec-Fetch-Site": "cross-site"},
+])
+def test_foreign_pages_are_refused(app, headers):
+    sentence(app, 403, "GET", "/api/state", headers={**OWN, **headers})
+    sentence(app, 403, "POST", "/api/samples/coffee", headers={**OWN, **headers})
+
+
+def test_own_origin_is_welcome_and_the_header_is_needed(app):
+    told(app, "POST", "/api/samples/camera", headers={**OWN, "Origin": app.url})
+    port = urlsplit(app.url).port
+    told(app, "GET", "/api/state", headers={"Host": f"localhost:{port}"})
+    assert "X-Crfield" in sentence(app, 403, "POST", "/api/samples/camera", headers={})
+    assert "X-Crfield" in sentence(app, 403, "DELETE", "/api/images/x/initial", headers={})
+
+
+@pytest.mark.parametrize("path", [
+    "/static/../routes.py", "/static/%2e%2e/routes.py", "/static/..%2froutes.py", "/etc/passwd",
+    "/static//etc/passwd", "/static/%00", "/api/images/../../etc/passwd/picture.png",
+    "/api/images/%2e%2e%2f/mask.png", "/static/", "/api/", "/%ff",
+])
+def test_paths_lead_nowhere(app, path):
+    assert sentence(app, 404, "GET", path)
+
+
+def test_wrong_uploads(app, tmp_path):
+    image = as_png(np.zeros((20, 30, 3), np.uint8))
+    key = told(app, "POST", "/api/images", image)["id"]
+    assert "no bytes" in sentence(app, 422, "POST", "/api/images", b"")
+    assert "the file" in sentence(app, 422, "POST", "/api/images", b"not an image")
+    noise = as_png(np.random.default_rng(0).integers(0, 255, (40, 50, 3)).astype(np.uint8))
+    assert "cut short" in sentence(app, 422, "POST", "/api/images", noise[: len(noise) // 2])
+    large = as_png(np.zeros((500, 500), np.uint8))
+    assert "200" in sentence(app, 422, "POST", "/api/images", large)
+    assert "at most" in sentence(app, 413, "POST", "/api/images", bytes(2**20 + 1))
+    assert "image's size" in sentence(
+        app, 422, "POST", f"/api/images/{key}/initial?kind=labels",
+        as_png(np.eye(5, dtype=np.uint8)),
+    )
+    assert "2 to 32 labels" in sentence(
+        app, 422, "POST", f"/api/images/{key}/initial?kind=labels",
+        as_png(np.arange(600).reshape(20, 30).astype(np.uint8)),
+    )
+    assert "kind must be one of" in sentence(app, 422, "POST", f"/api/images/{key}/initial", b"x")
+    sentence(
+        app, 422, "POST", f"/api/images/{key}/initial?kind=probabilities",
+        as_npy(np.array([{}], dtype=object)),
+    )
+    text = sentence(app, 422, "POST", "/api/models", b"\x08" * 100)
+    assert text.startswith("the model file is damaged")
+    write_labels(tmp_path / "a.npy", np.zeros((2, 3, 4), np.uint8))
+    assert sentence(app, 422, "POST", "/api/images", (tmp_path / "a.npy").read_bytes())
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"n_labels": 1}, "n_labels must be at least 2"), ({"n_labels": 10**30}, "n_labels"),
+    ({"n_labels": "two"}, "whole number"), ({"spatial": -1}, "spatial must lie"),
+    ({"spatial": "wide"}, "must be a number"), ({"bilateral": [1]}, "pair of widths"),
+    ({"bilateral": [1, None]}, "must be a number"), ({"algorithm": "magic"}, "one of"),
+    ({"max_iter": 10**9}, "max_iter"), ({"max_iter": True}, "max_iter"), ({"tol": 2}, "tol"),
+    ({"strange": 1}, "strange"), ({"model": 7}, "id or null"), ({"strength": True}, "strength"),
+    ({"confidence": 1}, "confidence"), ({"source": None}, "source"),
+])
+def test_wrong_settings(app, settings, words):
+    key, _, scribbles = opened(app)
+    if settings == {"max_iter": True}:  # a whole number to Python, and harmless
+        refined(app, key, scribbles, **settings)
+        return
+    path = f"/api/images/{key}/refine"
+    assert words in sentence(app, 422, "POST", path, packed(scribbles, **settings))
+
+
+def test_wrong_requests_to_refine(app):
+    key, _, scribbles = opened(app)
+    path = f"/api/images/{key}/refine"
+    assert "4 bytes" in sentence(app, 422, "POST", path, b"")
+    assert "of settings" in sentence(app, 422, "POST", path, struct.pack("<I", 2**32 - 1) + b"{}")
+    assert "add up" in sentence(app, 422, "POST", path, struct.pack("<I", 99) + b"{}")
+    assert "add up" in sentence(app, 422, "POST", path, packed(scribbles[1:]))
+    assert "JSON" in sentence(
+        app, 422, "POST", path, struct.pack("<I", 3) + b"{no" + scribbles.tobytes()
+    )
+    deep = b"[" * 60_000
+    assert sentence(
+        app, 422, "POST", path, struct.pack("<I", len(deep)) + deep + scribbles.tobytes()
+    )
+    assert "label 9" in sentence(app, 422, "POST", path, packed(np.where(scribbles < 2, 9, 255)))
+    assert "not open" in sentence(app, 404, "POST", path, packed(scribbles, model="x"))
+    assert "open it again" in sentence(app, 404, "POST", "/api/images/x/refine", packed(scribbles))
+    assert "nothing is refined" in sentence(app, 404, "GET", f"/api/images/{key}/mask.png")
+    assert sentence(app, 405, "GET", path)
+    content = ask(app, "POST", path, packed(np.full_like(scribbles, 255)))[2]
+    assert "two labels or more" in json.loads(frames(content)[0][1])["error"]
+
+
+def test_old_images_make_room():
+    limits = Limits(max_images=3, max_memory=10**5)
+    with RunningApp(limits) as app:
+        small = as_png(np.zeros((10, 10, 3), np.uint8))
+        keys = [told(app, "POST", "/api/images", small)["id"] for _ in range(4)]
+        sentence(app, 404, "GET", f"/api/images/{keys[0]}/picture.png")
+        assert ask(app, "GET", f"/api/images/{keys[1]}/picture.png")[0] == 200
+        told(app, "POST", "/api/images", as_png(np.zeros((80, 80, 3), np.uint8)))
+        sentence(app, 404, "GET", f"/api/images/{keys[2]}/picture.png")
+
+
+def test_what_nobody_foresaw_is_not_told(app, monkeypatch, caplog):
+    from crfield.app import routes
+
+    def fail(*_):
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(routes, "decode_model", fail)
+    text = sentence(app, 500, "POST", "/api/models", b"x")
+    assert "secret" not in text
+    assert "secret" in caplog.text
+
+
+def spoken(app, head, *parts):
+    """What bytes get that are sent as they are; nothing more is sent while the answer comes."""
+    address = urlsplit(app.url)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+        answer = b""
+        try:
+            for part in (head, *parts):
+                connection.sendall(part)
+            while piece := connection.recv(65536):
+                answer += piece
+        except ConnectionError:
+            pass
+    return answer
+
+
+def head_of(path, *lines):
+    rows = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "X-Crfield: 1", "Connection: close", *lines]
+    return ("\r\n".join(rows) + "\r\n\r\n").encode()
+
+
+def test_bodies_without_a_length_are_counted(app):
+    chunk = b"10000\r\n" + bytes(2**16) + b"\r\n"
+    answer = spoken(app, head_of("/api/images", "Transfer-Encoding: chunked"), *[chunk] * 20)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"Traceback" not in answer
+
+
+def test_two_hosts_are_one_too_many(app):
+    assert spoken(app, head_of("/api/samples/camera", "Host: 127.0.0.1")).startswith(
+        (b"HTTP/1.1 403", b"HTTP/1.1 400")
+    )
+
+
+def answer_after(question, status):
+    """The first answer that is another than `status`, of a few thousand."""
+    answers = (question() for _ in range(5000))
+    return next((answer for answer in answers if answer != status), status)
+
+
+HALF = 50_000  # bytes of a body of 60,000
+
+
+@pytest.mark.parametrize(
+    ("limits", "n_held"), [({"max_requests": 3}, 3), ({"max_in_flight": 2 * HALF + 10}, 2)]
+)
+def test_limits_on_what_is_under_way(limits, n_held):
+    # Those who are held never run out of time: the server must see all of them sooner or later.
+    with RunningApp(Limits(body_seconds=600, **limits)) as app:
+        address = urlsplit(app.url)
+
+        def other():
+            return ask(app, "POST", "/api/images", b"more bytes than there is room")[0]
+
+        with contextlib.ExitStack() as stack:
+            for _ in range(n_held):
+                stack.enter_context(
+                    socket.create_connection((address.hostname, address.port))
+                ).sendall(head_of("/api/images", "Content-Length: 60000") + bytes(HALF))
+            assert answer_after(other, 422) == 429
+        assert answer_after(other, 429) == 422  # they are gone before long
+        assert told(app, "POST", "/api/samples/camera")
+
+
+def test_a_request_that_stops_half_way_is_answered():
+    half = head_of("/api/images", "Content-Length: 60000") + bytes(HALF)
+    with RunningApp(Limits(max_requests=1, body_seconds=0.2)) as app:
+        assert spoken(app, half).startswith(b"HTTP/1.1 408")
+        assert told(app, "POST", "/api/samples/camera")  # there is room again
+
+
+def test_results_that_nobody_reads_are_limited():
+    with RunningApp(Limits(max_waiting=2)) as app:
+        keys = [opened(app) for _ in range(3)]
+        address = urlsplit(app.url)
+        with contextlib.ExitStack() as stack:
+            for key, _, scribbles in keys[:2]:
+                connection = stack.enter_context(contextlib.closing(
+                    http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+                ))
+                body = packed(scribbles, max_iter=500, tol=0.0, spatial=40.0)
+                connection.request("POST", f"/api/images/{key}/refine", body, OWN)
+                stack.enter_context(connection.getresponse())
+            key, _, scribbles = keys[2]
+            text = sentence(app, 429, "POST", f"/api/images/{key}/refine", packed(scribbles))
+            assert "waiting" in text
+        request = ("POST", f"/api/images/{key}/refine", packed(scribbles))
+        assert answer_after(lambda: ask(app, *request)[0], 429) == 200
+
+
+def test_uploads_that_unpack_to_more_than_the_image(app):
+    key, image, _ = opened(app)
+    stream = io.BytesIO()
+    np.savez_compressed(stream, probs=np.zeros((500, 390, 32), np.float32))
+    text = sentence(
+        app, 422, "POST", f"/api/images/{key}/initial?kind=probabilities", stream.getvalue()
+    )
+    assert str(image.shape[0] * image.shape[1]) in text.replace(",", "")
+    stream = io.BytesIO()
+    np.savez_compressed(stream, probs=np.zeros((*image.shape[:2], 40), np.float32))
+    assert "32" in sentence(
+        app, 422, "POST", f"/api/images/{key}/initial?kind=probabilities", stream.getvalue()
+    )
+
+
+def test_ids_that_do_not_fit_into_a_byte(app, tmp_path, monkeypatch):
+    key, image, scribbles = opened(app)
+    values = np.where(np.arange(image.shape[1])[None] < 50, 300, 5000)
+    values = np.broadcast_to(values, image.shape[:2]).astype(np.int64)
+    for ids in ((300, 5000), (-1, 3), (2, 70000)):
+        labels = np.where(values == 300, ids[0], ids[1])
+        path = f"/api/images/{key}/initial?kind=labels&name=map.npy"
+        answer = told(app, "POST", path, as_npy(labels))
+        assert answer["names"] == [str(i) for i in ids]
+        refined(app, key, scribbles, source="initial", max_iter=2)
+        mask = np.array(Image.open(io.BytesIO(ask(app, "GET", f"/api/images/{key}/mask.png")[2])))
+        fits = ids[0] >= 0 and ids[1] < 2**16
+        assert set(np.unique(mask)) == (set(ids) if fits else {0, 1})
+        (tmp_path / "photo.png").write_bytes(as_png(image))
+        (tmp_path / "map.npy").write_bytes(as_npy(labels))
+        (tmp_path / "scribbles.png").write_bytes(as_png(scribbles))
+        monkeypatch.chdir(tmp_path)
+        exec(compile(ask(app, "GET", f"/api/images/{key}/snippet.py")[2], "snippet", "exec"), {})
+        assert np.array_equal(np.array(Image.open("mask.png")), mask)
+    huge = np.where(values == 300, 0, 2**63 + 5).astype(np.uint64)
+    path = f"/api/images/{key}/initial?kind=labels"
+    assert "below 2**63" in sentence(app, 422, "POST", path, as_npy(huge))
+
+
+def test_old_models_make_room(tmp_path):
+    crfield.DenseCRF(2, []).save(tmp_path / "model")
+    data = (tmp_path / "model").read_bytes()
+    with RunningApp(Limits(max_models=2)) as app:
+        keys = [told(app, "POST", "/api/models", data)["id"] for _ in range(3)]
+        key, _, scribbles = opened(app)
+        path = f"/api/images/{key}/refine"
+        assert "model is not open" in sentence(
+            app, 404, "POST", path, packed(scribbles, model=keys[0])
+        )
+        refined(app, key, scribbles, model=keys[2])
+
+
+def test_the_pages_colors_of_entropy_are_those_of_the_library():
+    text = (resources.files("crfield.app") / "static" / "compose.js").read_text("utf-8")
+    listed = re.search(r"const RAMP = (\[.*?\]);", text, re.S)
+    ramp = np.array(ast.literal_eval(listed[1]))
+    places = np.linspace(0, 255, len(ramp)).round().astype(int)
+    assert np.abs(uncertainty_ramp()[places].astype(int) - ramp).max() <= 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "[::1]", "LOCALHOST:80"])
+def test_every_name_of_this_machine(app, host):
+    told(app, "GET", "/api/state", headers={"Host": host})
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"host": "0.0.0.0"}, "loopback"), ({"host": "example.com"}, "address of this machine"),
+    ({"host": "::"}, "loopback"), ({"port": -1}, "port"), ({"port": 70000}, "port"),
+])
+def test_only_this_machine(arguments, words):
+    with pytest.raises(InputError, match=words):
+        serve(**{"port": 0, **arguments})
+
+
+def test_a_port_in_use(app, capsys):
+    from crfield.cli import main
+
+    port = str(urlsplit(app.url).port)
+    assert main(["app", "--no-browser", "--port", port]) == 2
+    assert "choose another with --port" in capsys.readouterr().err

@@ -1,0 +1,472 @@
+"""Blocks: what is read and written, that they agree with the whole, and the bound on how far."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import crfield
+from crfield import Bilateral, DenseCRF, InferenceStatus, Pairwise, Potts, Spatial, refine
+from crfield import refine_blocks as refine_in_blocks
+from crfield.blocks.blocks import outside_share
+from crfield.blocks.parts import cut
+from crfield.blocks.seams import tails
+from crfield.cli import main
+from refusal import refusal
+
+RNG = np.random.default_rng(0)
+OPTIONS: dict[str, Any] = {"spatial": 1.5, "bilateral": (3, 20), "tol": 0, "max_iter": 6}
+
+
+def problem(filter: str = "auto") -> tuple[Any, Any, Any]:
+    """An image of two shapes, its noisy label map and probabilities; few rows for exact sums."""
+    rng = np.random.default_rng(3)
+    y, x = np.mgrid[:48, :90]
+    truth = ((y - 24) ** 2 / 300 + (x - 45) ** 2 / 900 < 1) + 2 * ((x > 60) & (y < 14))
+    truth = np.minimum(truth, 2)
+    colors = np.array([[40, 80, 160], [200, 60, 40], [60, 170, 60]])
+    image = np.clip(colors[truth] + rng.normal(0, 12, (48, 90, 3)), 0, 255).astype(np.uint8)
+    wrong = rng.random(truth.shape) < 0.15
+    labels = np.where(wrong, rng.integers(0, 3, truth.shape), truth).astype(np.uint8)
+    soft = np.full((*truth.shape, 3), 0.15)
+    np.put_along_axis(soft, labels[..., None].astype(int), 0.7, -1)
+    rows = slice(8, 18) if filter == "exact" else slice(None)
+    return image[rows], labels[rows], soft[rows]
+
+
+def distance(one: Any, other: Any) -> Any:
+    return 0.5 * np.abs(one - other).sum(-1)
+
+
+@given(
+    grid=st.lists(st.integers(1, 30), min_size=1, max_size=3), block=st.integers(4, 15),
+    overlap=st.integers(0, 9),
+)
+def test_cores_cover_the_grid_once_and_windows_reach_around_them(
+    grid: list[int], block: int, overlap: int
+) -> None:
+    count = np.zeros(grid, int)
+    for each in cut(grid, (block,) * len(grid), (overlap,) * len(grid)):
+        count[each.core] += 1
+        for n, core, window, inner in zip(grid, each.core, each.window, each.inner, strict=True):
+            assert 0 < core.stop - core.start <= block
+            assert window.start == max(0, core.start - overlap)
+            assert window.stop == min(n, core.stop + overlap)
+            assert inner.start == core.start - window.start
+            assert inner.stop - inner.start == core.stop - core.start
+    assert (count == 1).all()
+
+
+@pytest.mark.parametrize("filter", ["auto", "lattice", "exact"])
+def test_blocks_that_see_everything_give_what_the_whole_gives(filter: str) -> None:
+    image, labels, soft = problem(filter)
+    for segmentation in (labels, soft):
+        whole = refine(image, segmentation, filter=filter, **OPTIONS)
+        found = refine_in_blocks(
+            image, segmentation, block=30, overlap=90, marginals=True, filter=filter, **OPTIONS
+        )
+        assert found.n_blocks == (3 if filter == "exact" else 6)
+        assert np.array_equal(found.label_ids, whole.label_ids)
+        np.testing.assert_allclose(found.marginals, whole.marginals, atol=1e-6)
+        assert np.array_equal(found.labels, whole.labels)
+        assert found.status is whole.status
+
+
+@pytest.mark.parametrize("filter", ["auto", "exact"])
+def test_the_error_falls_with_the_overlap_and_stays_below_the_bound(filter: str) -> None:
+    image, _, soft = problem(filter)
+    whole = refine(image, soft, filter=filter, **OPTIONS)
+    errors, seams, bounds = [], [], []
+    for overlap in (3, 6, 9, 12, 15):
+        found = refine_in_blocks(
+            image, soft, block=(48, 30), overlap=overlap, marginals=True, bound=True,
+            filter=filter, **OPTIONS,
+        )
+        error = distance(found.marginals, whole.marginals)
+        assert error.max() <= found.seams.bound_largest
+        assert error.mean() <= found.seams.bound_mean
+        assert found.seams.pixels == 2 * len(image)
+        assert found.seams.largest <= 2 * error.max() + found.seams.bound_largest
+        errors.append(error.mean())
+        seams.append(found.seams.mean)
+        bounds.append(found.seams.bound_mean)
+    for falling in (errors, seams, bounds):
+        assert (np.diff(falling) < 0).all()
+    assert errors[-1] < 1e-2 * errors[0]
+    assert bounds[-1] < 1e-3
+    assert seams[-1] < 1e-5
+
+
+@given(seed=st.integers(0, 2**32 - 1), overlap=st.integers(0, 8), weight=st.floats(0.1, 4))
+def test_no_pixel_exceeds_its_bound(seed: int, overlap: int, weight: float) -> None:
+    from crfield.blocks.seams import SeamBound
+    from crfield.dense.observation import Window, observe
+
+    rng = np.random.default_rng(seed)
+    image, costs = rng.integers(0, 256, (4, 24, 1)), rng.random((4, 24, 3)) * rng.uniform(0.1, 8)
+    mu = rng.uniform(0, 1, (3, 3))
+    mu, mixed = -(mu @ mu.T), [[2, 1, 3], [1, 3, 0], [3, 0, 900]]
+    model = DenseCRF(3, [
+        Pairwise(Spatial(1.2), Potts(weight)),
+        Pairwise(Spatial(1.0, normalization="none"), Potts(0.2)),
+        Pairwise(Bilateral(2.0, 90.0, color_scale=1.0), crfield.Symmetric(mu)),
+        Pairwise(Bilateral(covariance=mixed, color_scale=1.0), Potts(0.5)),
+    ])
+    how: dict[str, Any] = {"filter": "exact", "tol": 0, "max_iter": 4}
+    whole = model.infer(image, costs, **how).marginals
+    for block in cut((4, 24), (4, 9), (overlap, overlap)):
+        part = (image[block.window], costs[block.window])
+        window = Window(tuple(s.start for s in block.window), (4, 24))
+        seen = observe(part[1].shape[:-1], part[0], window=window)
+        limit = SeamBound(
+            model, seen, block, dtype=np.dtype(np.float64), filter="exact", threads=1
+        )
+        found = model.infer(*part, window=window, callback=limit.follow, **how).marginals
+        assert (distance(found, whole[block.window]) <= limit.on_grid() + 1e-12).all()
+
+
+def test_tails_are_the_weight_that_a_window_misses() -> None:
+    kernel, whole, spacing = Spatial([2.0, 3.0]), (11, 17), np.array([1.0, 1.5])
+    places = [np.arange(n) * step for n, step in zip(whole, spacing, strict=True)]
+    along = [
+        np.exp(-0.5 * ((x[:, None] - x) / width) ** 2)
+        for x, width in zip(places, kernel.sigma, strict=True)
+    ]
+    weights = np.einsum("ab,cd->acbd", *along)
+    for block in cut(whole, (5, 6), (2, 3)):
+        beyond, least = tails(kernel, block, whole, spacing)
+        every = weights[block.window]
+        missed = every.sum((2, 3)) - every[..., block.window[0], block.window[1]].sum((2, 3))
+        assert (beyond >= missed - 1e-12).all()
+        assert beyond.max() <= 1.5 * missed.max() + 1e-12
+        assert least <= weights.sum((2, 3)).min() + 1e-12
+
+
+def test_share_outside_is_that_of_a_gaussian() -> None:
+    model = DenseCRF(2, [Pairwise(Spatial(2), Potts(1)), Pairwise(Bilateral(10, 5), Potts(1))])
+    assert outside_share(model, 20, grid_dim=1) == pytest.approx(0.0455, abs=1e-4)
+    assert outside_share(model, 20) == pytest.approx(1 - (1 - 0.0455) ** 2, abs=1e-4)
+    assert outside_share(model, 20, spacing=2.0) < 1e-3
+    shares = [outside_share(model, overlap) for overlap in (0, 5, 10, 20, 40)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 1
+    assert "overlap" in refusal(outside_share, model, -100)
+    assert "spacing" in refusal(outside_share, model, 20, spacing=0)
+
+
+def test_blocks_that_do_not_overlap_are_not_compared() -> None:
+    image, labels, _ = problem()
+    found = refine_in_blocks(image, labels, block=np.array(30), overlap=0)
+    assert found.block == (30, 30)
+    seams = found.seams
+    assert (seams.pixels, seams.differing, seams.mean, seams.largest) == (0, None, None, None)
+    assert "seams not compared" in repr(found)
+    again = refine_in_blocks(image, labels, block=30, overlap=4)
+    assert again.seams.differing is not None
+    assert "% of labels differ at seams" in repr(again)
+
+
+def test_colors_have_one_scale_and_labels_one_set_of_ids() -> None:
+    image, labels, _ = problem()
+    floats = (image / 255.0).astype(np.float32)
+    floats[:, 60:] *= 255  # the left blocks alone would take this for an image within [0, 1]
+    ids = np.where(labels == 2, 900, labels.astype(np.int32))
+    whole = refine(floats, ids, **OPTIONS)
+    found = refine_in_blocks(floats, ids, block=30, overlap=90, **OPTIONS)
+    assert np.array_equal(found.labels, whole.labels)
+    assert found.labels.dtype == np.uint16
+    terms = [
+        Pairwise(Spatial(1.5), Potts(3)), Pairwise(Bilateral(3, 20, color_scale=1.0), Potts(6)),
+    ]
+    same, other = (
+        refine_in_blocks(floats, labels, block=30, overlap=6, marginals=True, **options)
+        for options in (OPTIONS, {"model": DenseCRF(3, terms), "tol": 0, "max_iter": 6})
+    )
+    assert np.array_equal(same.marginals, other.marginals)
+    assert found.label_ids.tolist() == [0, 1, 900]
+
+
+def test_other_forms_of_segmentations_mean_what_they_mean_to_refine() -> None:
+    image, _, soft = problem()
+    forms: list[tuple[Any, dict[str, Any]]] = [
+        (soft[..., 0], {}), (np.moveaxis(soft, -1, 0), {"layout": "channels_first"}),
+        (soft.astype(np.float32), {"algorithm": "cccp"}),
+        ((soft.argmax(-1) == 0) * np.uint8(255), {"unknown": None}),
+        (soft.argmax(-1), {"n_labels": 5}), (soft.argmax(-1), {"model": DenseCRF(4)}),
+        (soft, {"mask": image[..., 0] > 30}), (soft, {"spacing": (2.0, 1.0)}),
+    ]
+    for segmentation, more in forms:
+        both = {**OPTIONS, **more}
+        whole = refine(image, segmentation, **both)
+        found = refine_in_blocks(
+            image, segmentation, block=45, overlap=90, marginals=True, **both
+        )
+        np.testing.assert_allclose(found.marginals, whole.marginals, atol=1e-6)
+    volume = RNG.random((9, 10, 11)).astype(np.float32)
+    front = RNG.random((9, 10, 11))
+    plain = {"spatial": 1.0, "bilateral": (2, 20), "tol": 0}
+    whole = refine(volume, front, **plain)
+    found = refine_in_blocks(volume, front, block=(9, 10, 6), overlap=11, marginals=True, **plain)
+    np.testing.assert_allclose(found.marginals, whole.marginals, atol=1e-6)
+
+
+def test_a_block_without_a_masked_pixel_keeps_its_input() -> None:
+    image, _, soft = problem()
+    mask = np.zeros(image.shape[:2], bool)
+    mask[:20, :20] = True
+    found = refine_in_blocks(
+        image, soft, block=30, overlap=0, mask=mask, marginals=True, bound=True, **OPTIONS
+    )
+    np.testing.assert_allclose(found.marginals[:, 60:], soft[:, 60:], atol=1e-9)
+
+
+class Recorder:
+    """An array in a file of its own, which remembers how much was asked of it at once."""
+
+    def __init__(self, array: Any) -> None:
+        self._array, self.shape, self.dtype, self.largest = array, array.shape, array.dtype, 0
+
+    def __getitem__(self, part: Any) -> Any:
+        found = self._array[part]
+        self.largest = max(self.largest, found.size)
+        return found
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("read whole")
+
+
+@pytest.mark.parametrize("floats", [False, True])
+def test_never_more_than_a_window_is_read(floats: bool) -> None:
+    image, labels, soft = problem()
+    stored = Recorder(image.astype(np.float32) / 255 if floats else image)
+    other = Recorder(soft if floats else labels)
+    expected = refine_in_blocks(np.asarray(stored._array), other._array, block=15, overlap=4)
+    found = refine_in_blocks(stored, other, block=15, overlap=4)
+    assert np.array_equal(found.labels, expected.labels)
+    assert stored.largest <= 23 * 23 * 3
+    assert other.largest <= 23 * 23 * 3
+
+
+def test_arrays_of_other_packages_are_read_and_written_by_slices(tmp_path: Path) -> None:
+    image, labels, _ = problem()
+    expected = refine_in_blocks(image, labels, block=30, overlap=5).labels
+    mapped = np.lib.format.open_memmap(tmp_path / "image.npy", "w+", image.dtype, image.shape)
+    mapped[:] = image
+    assert np.array_equal(refine_in_blocks(mapped, labels, block=30, overlap=5).labels, expected)
+    for name in ("torch", "xarray", "dask.array"):
+        package = pytest.importorskip(name)
+        wrap = getattr(package, {"torch": "from_numpy", "xarray": "DataArray"}.get(name, "array"))
+        found = refine_in_blocks(wrap(image), wrap(labels), block=30, overlap=5)
+        assert np.array_equal(found.labels, expected)
+    zarr = pytest.importorskip("zarr")
+    stored = zarr.create_array({}, shape=labels.shape, dtype="uint8", chunks=(16, 16))
+    found = refine_in_blocks(image, labels, block=30, overlap=5, out=stored)
+    assert found.labels is stored
+    assert np.array_equal(stored[...], expected)
+
+
+def test_nibabel_images_are_cut_before_they_are_turned(tmp_path: Path) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    scan = RNG.normal(size=(6, 20, 30)).astype(np.float32)
+    coarse = RNG.integers(0, 2, scan.shape, dtype=np.uint8)
+    for name, array in (("scan.nii", scan), ("coarse.nii.gz", coarse)):
+        affine = np.diag([1.0, 1.0, 4.0, 1.0])
+        nibabel.save(nibabel.Nifti1Image(array.T.copy(), affine), tmp_path / name)
+    files = [nibabel.load(tmp_path / name) for name in ("scan.nii", "coarse.nii.gz")]
+    options: dict[str, Any] = {"spatial": 2, "bilateral": (3, 1), "block": 12}
+    expected = refine_in_blocks(scan, coarse, spacing=(4, 1, 1), **options)
+    found = refine_in_blocks(*files, **options)
+    assert found.overlap == expected.overlap == (8, 8, 8)
+    assert np.array_equal(found.labels, expected.labels)
+
+
+def test_files_appear_when_they_are_complete(tmp_path: Path) -> None:
+    image, labels, _ = problem()
+    out, soft = tmp_path / "labels.npy", tmp_path / "soft.npy"
+    seen = []
+
+    def watch(done: int, total: int) -> None:
+        seen.append((done, total))
+        assert not out.exists()
+        assert not soft.exists()
+
+    found = refine_in_blocks(
+        image, labels, block=30, overlap=4, out=out, marginals=soft, progress=watch
+    )
+    assert seen == [(k, 6) for k in range(1, 7)]
+    assert sorted(tmp_path.iterdir()) == [out, soft]
+    assert np.array_equal(np.load(out), found.labels)
+    assert np.array_equal(found.label_ids[np.load(soft).argmax(-1)], found.labels)
+    assert not found.labels.flags.writeable
+
+
+def test_progress_stops_and_leaves_no_file(tmp_path: Path) -> None:
+    image, labels, _ = problem()
+    for out in (tmp_path / "labels.npy", None):
+        found = refine_in_blocks(
+            image, labels, block=30, overlap=4, out=out, progress=lambda done, _: done == 2
+        )
+        assert found.status is InferenceStatus.CALLBACK
+        assert found.n_blocks == 2
+        assert (found.labels is None) == (out is not None)
+        assert "CALLBACK" in repr(found)
+    assert not list(tmp_path.iterdir())
+
+    def fail(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        refine_in_blocks(image, labels, block=30, out=tmp_path / "labels.npy", progress=fail)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_run_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
+    script = (
+        "import os, numpy as np, crfield\n"
+        "labels = np.arange(2500).reshape(50, 50) % 2\n"
+        "stop = lambda done, total: os._exit(9) if done == 2 else None\n"
+        "crfield.refine_blocks(None, labels, bilateral=None, block=20, out='out.npy', "
+        "progress=stop)\n"
+    )
+    (tmp_path / "out.npy").write_bytes(b"what was there before")
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False)
+    assert done.returncode == 9
+    assert (tmp_path / "out.npy").read_bytes() == b"what was there before"
+
+
+def test_wrong_arguments_get_one_sentence(tmp_path: Path) -> None:
+    image, labels, soft = problem()
+
+    def refused(*arguments: Any, **options: Any) -> str:
+        return refusal(refine_in_blocks, *(arguments or (image, labels)), **options)
+
+    assert "block" in refused(block=0)
+    assert "block" in refused(block=(1, 2, 3))
+    assert "overlap" in refused(overlap=-1)
+    assert ".npy" in refused(out=tmp_path / "labels.png")
+    assert "folder" in refused(out=tmp_path / "missing" / "labels.npy")
+    assert "shape" in refused(out=np.zeros((3, 3), np.uint8))
+    assert "wider" in refused(image, labels.astype(int) + 300, out=np.zeros(labels.shape, np.uint8))
+    frozen = np.zeros(labels.shape, np.uint8)
+    frozen.flags.writeable = False
+    assert "read-only" in refused(out=frozen)
+    (tmp_path / "other").mkdir()
+    twice = tmp_path / "other" / ".." / "a.npy"
+    assert "different files" in refused(out=str(tmp_path / "a.npy"), marginals=twice)
+    assert "positive" in refused(spacing=0)
+    assert "2 numbers" in refused(spacing=(1, 2, 3))
+    assert "spacing" in refused(spacing="a")
+    assert refused(spacing=0, overlap=4).startswith("spacing")  # before any block is begun
+    assert "n_labels" in refused(n_labels=2**40)
+    assert "GiB" in refused(n_labels=2**31 - 1)
+    assert "callable" in refused(progress=3)
+    assert "one size" in refused(image[:-1], labels)
+    assert "channels_first" in refused(image, np.moveaxis(soft, -1, 0))
+    assert "color picture" in refused(image, image)
+    assert "mask" in refused(mask=np.zeros(labels.shape))
+    assert "labels" in refused(model=DenseCRF(3), n_labels=4)
+    assert "concave" in refused(bound=True, algorithm="cccp")
+    assert "at least one pixel" in refused(None, np.zeros((0, 4), int))
+    feature = DenseCRF(3, [Pairwise(crfield.FeatureKernel("depth", 1), Potts(1))])
+    assert "positions" in refused(model=feature)
+    assert "context" in refused(model=DenseCRF(3).with_context())
+    bad = soft.copy()
+    bad[40, 70, 1] = np.nan
+    assert "block that starts at (24, 60)" in refused(image, bad, block=30, overlap=4)
+
+
+class TestCommand:
+    def files(self, folder: Path) -> tuple[Any, Any, Any]:
+        image, labels, soft = problem()
+        np.save(folder / "image.npy", image)
+        np.save(folder / "labels.npy", labels)
+        np.save(folder / "soft.npy", soft.astype(np.float32))
+        return image, labels, soft.astype(np.float32)
+
+    def run(self, *arguments: Any) -> int:
+        return main(["refine", *map(str, arguments)])
+
+    def test_labels_and_probabilities(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        image, labels, soft = self.files(tmp_path)
+        for option, segmentation in (("labels", labels), ("soft", soft)):
+            out = tmp_path / f"out_{option}.npy"
+            flag = "--labels" if option == "labels" else "--probs"
+            code = self.run(
+                tmp_path / "image.npy", flag, tmp_path / f"{option}.npy", "--block", 30,
+                "--overlap", 6, "-o", out, "--marginals", "--json",
+            )
+            assert code == 0
+            found = refine_in_blocks(image, segmentation, block=30, overlap=6, marginals=True)
+            assert np.array_equal(np.load(out), found.labels)
+            stored = np.load(tmp_path / f"out_{option}_marginals.npy")
+            assert np.array_equal(stored, found.marginals)
+            record = json.loads(capsys.readouterr().out)
+            assert record["n_blocks"] == 6
+            assert record["overlap"] == [6, 6]
+            assert record["seams"]["pixels"] == found.seams.pixels
+            assert sum(record["label_counts"].values()) == labels.size
+
+    def test_volumes_keep_their_affine(self, tmp_path: Path) -> None:
+        nibabel = pytest.importorskip("nibabel")
+        scan = RNG.normal(size=(4, 12, 20)).astype(np.float32)
+        coarse = RNG.integers(0, 2, scan.shape, dtype=np.uint8)
+        affine = np.diag([1.0, 2.0, 3.0, 1.0])
+        for name, array in (("scan", scan), ("coarse", coarse), ("floats", coarse * 1.0)):
+            path = tmp_path / f"{name}.nii"
+            nibabel.save(nibabel.Nifti1Image(array.T.copy(), affine), path)
+        expected = refine_in_blocks(scan, coarse, spacing=(3, 2, 1), block=10, spatial=2)
+        for labels in ("coarse.nii", "floats.nii"):
+            out = tmp_path / "out.nii.gz"
+            assert self.run(
+                tmp_path / "scan.nii", "--labels", tmp_path / labels, "--block", 10,
+                "--spatial", 2, "-o", out, "-v",
+            ) == 0
+            written = nibabel.load(out)
+            assert np.array_equal(written.affine, affine)
+            assert np.array_equal(np.asarray(written.dataobj).T, expected.labels)
+
+    def test_a_limit_that_is_given_holds(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        image, *_ = self.files(tmp_path)
+        pixels = image[..., 0].size
+        for flag, name in (("--labels", "labels"), ("--probs", "soft")):
+            files = (tmp_path / "image.npy", flag, tmp_path / f"{name}.npy", "--block", 30)
+            out = ("-o", tmp_path / "o.npy", "--overlap", 4)
+            assert self.run(*files, *out, "--max-pixels", pixels - 1) == 2
+            assert "--max-pixels" in capsys.readouterr().err
+            assert not (tmp_path / "o.npy").exists()
+            assert self.run(*files, *out, "--max-pixels", pixels) == 0
+            (tmp_path / "o.npy").unlink()
+
+    def test_the_default_limit_is_not_for_blocks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.files(tmp_path)
+        for module in ("crfield.cli.blocks", "crfield.cli.options"):
+            monkeypatch.setattr(f"{module}.DEFAULT_MAX_PIXELS", 10)
+        files = (tmp_path / "image.npy", "--labels", tmp_path / "labels.npy", "--block", 30)
+        assert self.run(*files, "--overlap", 4, "-o", tmp_path / "o.npy") == 0
+
+    def test_what_clashes_is_refused(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.files(tmp_path)
+        files = (tmp_path / "image.npy", "--labels", tmp_path / "labels.npy")
+        assert self.run(*files, "--overlap", 5, "-o", tmp_path / "o.npy") == 2
+        assert "--block" in capsys.readouterr().err
+        assert self.run(*files, "--block", 30, "--overlay", "-o", tmp_path / "o.npy") == 2
+        assert "--overlay" in capsys.readouterr().err
+        assert self.run(*files, "--block", 30, "-o", tmp_path / "labels.npy") == 2
+        assert "no input" in capsys.readouterr().err
+        assert not (tmp_path / "o.npy").exists()

@@ -1,0 +1,586 @@
+"""Data sets in folders: what is read, how unaries become costs, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+
+from crfield import unary_from_labels
+from crfield.datasets import FolderDataset
+from crfield.datasets.unaries import resize_linearly
+from crfield.io.images import write_labels
+from refusal import refusal
+
+RNG = np.random.default_rng(0)
+SIZE = (6, 8)
+NAMES = ("apple", "pear", "plum")
+CLASSES = "background\nfruit\nwhole tree\n"
+N_LABELS = 3
+
+
+def probabilities(grid, n_labels=N_LABELS):
+    scores = RNG.random((*grid, n_labels)) + 0.05
+    return (scores / scores.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def save_image(path, size=SIZE):
+    Image.fromarray(RNG.integers(0, 256, (*size, 3), dtype=np.uint8)).save(path)
+
+
+def save_labels(path, labels):
+    Image.fromarray(np.asarray(labels, np.uint8)).save(path)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Three images with labels and classes, two of them in the split `learn`."""
+    for folder in ("images", "labels"):
+        (tmp_path / folder).mkdir()
+    for name in NAMES:
+        save_image(tmp_path / "images" / f"{name}.png")
+        labels = RNG.integers(0, N_LABELS, SIZE)
+        labels[0, 0] = 255
+        save_labels(tmp_path / "labels" / f"{name}.png", labels)
+    (tmp_path / "classes.txt").write_text(CLASSES)
+    (tmp_path / "learn.txt").write_text("plum\n\n  apple \n")
+    (tmp_path / "README.txt").write_text("no split\n")
+    return tmp_path
+
+
+@pytest.fixture
+def with_unaries(root):
+    """Probabilities of all images, one `.npy` each."""
+    (root / "unaries").mkdir()
+    for name in NAMES:
+        np.save(root / "unaries" / f"{name}.npy", probabilities(SIZE))
+    return root
+
+
+def describe(root, **keys):
+    (root / "dataset.json").write_text(json.dumps(keys))
+
+
+def stored(root, name):
+    return np.load(root / "unaries" / f"{name}.npy")
+
+
+class TestContents:
+    def test_all_images_with_labels_sorted(self, root):
+        save_image(root / "images" / "unlabeled.png")
+        dataset = FolderDataset(root)
+        assert dataset.names == NAMES
+        assert len(dataset) == 3
+        assert dataset.n_labels == 3
+        assert dataset.void == 255
+        assert dataset.class_names == ("background", "fruit", "whole tree")
+        assert dataset.unary_kind is None
+
+    def test_hidden_files_are_no_examples(self, root):
+        for folder in ("images", "labels"):
+            (root / folder / "._plum.png").write_bytes(b"what a file manager leaves behind")
+        assert FolderDataset(root).names == NAMES
+
+    def test_example_holds_the_files(self, root):
+        example = FolderDataset(str(root))[1]
+        assert example.name == "pear"
+        for array, folder in ((example.image, "images"), (example.truth, "labels")):
+            np.testing.assert_array_equal(array, Image.open(root / folder / "pear.png"))
+        assert example.unary is None
+        assert example.features is None
+
+    def test_split_keeps_its_order(self, root):
+        dataset = FolderDataset(root, "learn")
+        assert dataset.names == ("plum", "apple")
+        assert [example.name for example in dataset] == ["plum", "apple"]
+        assert "learn" in repr(dataset)
+
+    def test_subsets_and_slices_are_data_sets(self, with_unaries):
+        dataset = FolderDataset(with_unaries)
+        assert dataset.subset([2, 0]).names == ("plum", "apple")
+        assert dataset.subset(np.array([-1])).names == ("plum",)
+        assert dataset[1:].names == ("pear", "plum")
+        assert dataset[::-1][0].name == "plum"
+        np.testing.assert_array_equal(dataset[1:][0].unary, dataset[1].unary)
+        assert dataset.names == NAMES
+        with pytest.raises(IndexError):
+            dataset[3]
+        assert "at most 2" in refusal(dataset.subset, [0, 3])
+
+    def test_numbered_classes_leave_void_out(self, root):
+        (root / "classes.txt").write_text("1 fruit\n0 ground\n2 whole tree\n255 void (or hidden)\n")
+        assert FolderDataset(root).class_names == ("ground", "fruit", "whole tree")
+
+    def test_number_of_labels_without_classes(self, root):
+        (root / "classes.txt").unlink()
+        assert "n_labels" in refusal(FolderDataset, root)
+        assert FolderDataset(root, description={"n_labels": 3}).class_names == ("0", "1", "2")
+
+    def test_description_in_the_root_and_from_outside(self, root, tmp_path):
+        (root / "images").rename(root / "photos")
+        describe(root, images="photos", void=254)
+        save_labels(root / "labels" / "apple.png", np.full(SIZE, 254))
+        dataset = FolderDataset(root)
+        assert dataset.void == 254
+        assert (dataset[0].truth == 254).all()
+        outside = tmp_path / "outside.json"
+        outside.write_text(json.dumps({"void": 255}))
+        for description in (outside, str(outside), {"void": 255}):
+            assert FolderDataset(root, description=description).void == 255
+
+    def test_volumes(self, root):
+        pytest.importorskip("tifffile")
+        pytest.importorskip("nibabel")
+        grid = (3, 6, 8)
+        for folder in ("images", "labels"):
+            (root / folder / "apple.png").unlink()
+        write_labels(root / "images" / "apple.tif", RNG.integers(0, 256, grid))
+        write_labels(root / "labels" / "apple.nii.gz", RNG.integers(0, N_LABELS, grid))
+        (root / "unaries").mkdir()
+        coarse = probabilities((1, 3, 4))
+        np.save(root / "unaries" / "apple.npy", coarse)
+        (root / "learn.txt").write_text("apple\n")
+        example = FolderDataset(root, "learn")[0]
+        assert example.image.shape == example.truth.shape == grid
+        assert example.unary.shape == (*grid, N_LABELS)
+        np.testing.assert_allclose(np.exp(-example.unary[2, 0, 0]), coarse[0, 0, 0], rtol=1e-5)
+
+    def test_nifti_images_bring_their_spacing(self, root):
+        nibabel = pytest.importorskip("nibabel")
+        for folder in ("images", "labels"):
+            (root / folder / "apple.png").unlink()
+        scan = nibabel.Nifti1Image(RNG.random((4, 5, 6)).astype(np.float32), np.diag([1, 2, 3, 1]))
+        nibabel.save(scan, root / "images" / "apple.nii.gz")
+        write_labels(root / "labels" / "apple.nii.gz", RNG.integers(0, N_LABELS, (6, 5, 4)))
+        (root / "learn.txt").write_text("apple\n")
+        example = FolderDataset(root, "learn")[0]
+        assert example.spacing == (3.0, 2.0, 1.0)
+
+    def test_listing_the_package_does_not_import_pillow(self):
+        script = "import sys, crfield.datasets; print('PIL' in sys.modules)"
+        output = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+        assert output.stdout.strip() == b"False"
+
+
+class TestUnaries:
+    def test_probabilities_become_costs(self, with_unaries):
+        dataset = FolderDataset(with_unaries)
+        assert dataset.unary_kind == "probabilities"
+        unary = dataset[0].unary
+        assert unary.dtype == np.float32
+        np.testing.assert_allclose(np.exp(-unary), stored(with_unaries, "apple"), rtol=1e-5)
+
+    def test_certain_probabilities_give_finite_costs(self, with_unaries):
+        np.save(with_unaries / "unaries" / "apple.npy", np.eye(3)[np.zeros(SIZE, int)])
+        unary = FolderDataset(with_unaries)[0].unary
+        np.testing.assert_allclose(unary[..., 1:], -np.log(1e-5), rtol=1e-4)
+
+    def test_rounded_probabilities_are_normalized(self, with_unaries):
+        rounded = np.rint(probabilities(SIZE) * 20).astype(np.uint8)
+        np.save(with_unaries / "unaries" / "apple.npy", rounded)
+        unaries = {"kind": "probabilities", "scale": 1 / 20}
+        unary = FolderDataset(with_unaries, description={"unaries": unaries})[0].unary
+        np.testing.assert_allclose(np.exp(-unary).sum(-1), 1, rtol=1e-3)
+
+    @pytest.mark.parametrize(("kind", "scale"), [("log_probabilities", -0.05), ("costs", 0.05)])
+    def test_scaled_bytes(self, with_unaries, kind, scale):
+        values = RNG.integers(0, 200, (*SIZE, N_LABELS), dtype=np.uint8)
+        np.save(with_unaries / "unaries" / "apple.npy", values)
+        unaries = {"folder": "unaries", "kind": kind, "scale": scale}
+        unary = FolderDataset(with_unaries, description={"unaries": unaries})[0].unary
+        expected = 0.05 * values
+        if kind == "log_probabilities":
+            expected += np.log(np.exp(-expected).sum(-1, keepdims=True))
+        np.testing.assert_allclose(unary, expected, atol=1e-5)
+
+    def test_features_are_no_costs(self, with_unaries):
+        describe(with_unaries, unaries={"kind": "features", "scale": 2})
+        values = RNG.normal(size=(3, 4, 7)).astype(np.float16)
+        np.save(with_unaries / "unaries" / "apple.npy", values)
+        dataset = FolderDataset(with_unaries)
+        example = dataset[0]
+        assert example.unary is None
+        assert example.features.shape == (*SIZE, 7)
+        np.testing.assert_allclose(example.features[0, 0], 2 * values[0, 0].astype(np.float32))
+        assert len(list(dataset.problems())) == 2
+        assert "expected 7 features as for 'apple', but 'pear' has 3" in refusal(dataset.check)
+
+    def test_labels_with_a_confidence(self, root):
+        (root / "guesses").mkdir()
+        guesses = {}
+        for name in NAMES:
+            guesses[name] = RNG.choice([0, 1, 2, 255], SIZE)
+            save_labels(root / "guesses" / f"{name}.png", guesses[name])
+        describe(root, unaries={"folder": "guesses", "kind": "labels", "confidence": 0.9})
+        for example in FolderDataset(root):
+            expected = unary_from_labels(guesses[example.name], N_LABELS, confidence=0.9)
+            np.testing.assert_array_equal(example.unary, expected)
+
+    @pytest.mark.parametrize("key", ["pear", "probabilities", "anything"])
+    def test_one_archive_an_image(self, with_unaries, key):
+        values = stored(with_unaries, "pear")
+        (with_unaries / "unaries" / "pear.npy").unlink()
+        np.savez(with_unaries / "unaries" / "pear.npz", **{key: values})
+        np.testing.assert_allclose(
+            np.exp(-FolderDataset(with_unaries)[1].unary), values, rtol=1e-5
+        )
+
+    def test_null_leaves_them_out(self, with_unaries):
+        assert FolderDataset(with_unaries, description={"unaries": None})[0].unary is None
+
+    def test_coarse_probabilities_stay_normalized(self, with_unaries):
+        coarse = probabilities((2, 3))
+        np.save(with_unaries / "unaries" / "apple.npy", coarse)
+        unary = FolderDataset(with_unaries)[0].unary
+        assert unary.shape == (*SIZE, N_LABELS)
+        np.testing.assert_allclose(np.exp(-unary).sum(-1), 1, rtol=1e-5)
+        np.testing.assert_allclose(np.exp(-unary[0, 0]), coarse[0, 0], rtol=1e-5)
+
+    def test_coarse_log_probabilities_are_normalized_after_interpolation(self, with_unaries):
+        describe(with_unaries, unaries={"kind": "log_probabilities"})
+        np.save(with_unaries / "unaries" / "apple.npy", np.log(probabilities((2, 3))))
+        unary = FolderDataset(with_unaries)[0].unary
+        np.testing.assert_allclose(np.exp(-unary).sum(-1), 1, rtol=1e-5)
+
+
+class TestSharedArchives:
+    @pytest.fixture
+    def shared(self, root):
+        (root / "unaries").mkdir()
+        self.values = {name: probabilities((3, 4)) for name in (*NAMES, "no_image")}
+        first = {name: self.values[name] for name in ("apple", "no_image")}
+        np.savez_compressed(root / "unaries" / "first.npz", **first)
+        np.savez(root / "unaries" / "rest.npz", pear=self.values["pear"], plum=self.values["plum"])
+        return root
+
+    @pytest.fixture
+    def openings(self, monkeypatch):
+        opened = []
+
+        class Counting(zipfile.ZipFile):
+            def __init__(self, file, *arguments, **options):
+                opened.append(Path(file).name)
+                super().__init__(file, *arguments, **options)
+
+        monkeypatch.setattr(zipfile, "ZipFile", Counting)
+        return opened
+
+    def check_values(self, dataset):
+        for example in dataset:
+            corner = np.exp(-example.unary[0, 0])
+            np.testing.assert_allclose(corner, self.values[example.name][0, 0], rtol=1e-5)
+
+    def test_keys_are_names_and_archives_open_once(self, shared, openings):
+        dataset = FolderDataset(shared)
+        self.check_values(dataset)
+        self.check_values(dataset[1:])
+        assert sorted(openings) == ["first.npz", "rest.npz"]
+
+    def test_other_processes_open_their_own(self, shared, openings, monkeypatch):
+        dataset = FolderDataset(shared)
+        monkeypatch.setattr("os.getpid", lambda: -1)
+        self.check_values(dataset)
+        assert sorted(openings) == ["first.npz", "first.npz", "rest.npz", "rest.npz"]
+
+    def test_travels_without_open_files(self, shared, openings):
+        copied = pickle.loads(pickle.dumps(FolderDataset(shared, "learn")))
+        assert copied.names == ("plum", "apple")
+        self.check_values(copied)
+        assert len(openings) == 4
+
+    def test_only_the_key_asked_for_is_read(self, shared):
+        path = shared / "unaries" / "rest.npz"
+        data = bytearray(path.read_bytes())
+        with zipfile.ZipFile(path) as archive:
+            start = archive.getinfo("plum.npy").header_offset
+        data[start + 200 : start + 260] = bytes(60)
+        path.write_bytes(data)
+        dataset = FolderDataset(shared)
+        self.check_values(dataset[:2])
+        message = refusal(lambda: dataset[2])
+        assert f"cannot read 'plum' in {path}" in message
+        assert list(dataset.problems()) == [message]
+
+    def test_name_in_two_archives(self, shared):
+        np.savez(shared / "unaries" / "second.npz", apple=self.values["apple"])
+        message = refusal(FolderDataset, shared)
+        for place in ("'apple' in ", "first.npz", "second.npz"):
+            assert place in message
+
+    def test_name_in_an_archive_and_in_a_file_of_its_own(self, shared):
+        np.save(shared / "unaries" / "apple.npy", self.values["apple"])
+        assert "apple.npy" in refusal(FolderDataset, shared, "learn")
+
+    def test_split_does_not_open_the_archives_of_other_images(self, shared, openings):
+        np.savez(shared / "unaries" / "no_split.npz", self.values["apple"])
+        save_image(shared / "images" / "no_split.png")
+        openings.clear()
+        FolderDataset(shared, "learn").check()
+        assert sorted(openings) == ["first.npz", "rest.npz"]
+
+    def test_damaged_archive(self, shared):
+        (shared / "unaries" / "more.npz").write_bytes(b"PK and so on")
+        message = refusal(FolderDataset, shared)
+        assert f"cannot read {shared / 'unaries' / 'more.npz'}" in message
+
+    def test_announced_size_is_refused_before_it_is_allocated(self, shared):
+        path = shared / "unaries" / "third.npz"
+        header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000, 1000000, 3), }"
+        with zipfile.ZipFile(path, "w") as archive:
+            member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+            archive.writestr("huge.npy", member)
+        save_image(shared / "images" / "huge.png")
+        save_labels(shared / "labels" / "huge.png", np.zeros(SIZE))
+        (shared / "huge.txt").write_text("huge")
+        dataset = FolderDataset(shared, "huge")
+        assert "(1000000, 1000000, 3), which is larger" in refusal(dataset.check)
+
+
+class TestRefusedFolders:
+    def test_no_root(self, tmp_path):
+        assert "a data set must be a folder" in refusal(FolderDataset, tmp_path / "nowhere")
+
+    @pytest.mark.parametrize("folder", ["images", "labels"])
+    def test_no_folder(self, root, folder):
+        (root / folder).rename(root / "elsewhere")
+        assert str(root / folder) in refusal(FolderDataset, root)
+
+    @pytest.mark.parametrize("split", ["test", "README", "classes", "../learn", 3])
+    def test_unknown_split_lists_the_known(self, root, split):
+        (root / "val.txt").write_text("pear")
+        assert "one of 'learn', 'val' in" in refusal(FolderDataset, root, split)
+
+    def test_empty_split(self, root):
+        (root / "none.txt").write_text("\n  \n")
+        assert "none.txt must name at least one image" in refusal(FolderDataset, root, "none")
+
+    def test_split_that_is_no_text(self, root):
+        (root / "odd.txt").write_bytes(b"\xff\xfe\x00")
+        assert "odd.txt must be UTF-8" in refusal(FolderDataset, root, "odd")
+
+    def test_name_twice_in_a_split(self, root):
+        (root / "learn.txt").write_text("plum\nplum\n")
+        assert "'plum' twice" in refusal(FolderDataset, root, "learn")
+
+    def test_nothing_in_common(self, root):
+        for name in NAMES:
+            (root / "labels" / f"{name}.png").unlink()
+        assert "there are none" in refusal(FolderDataset, root)
+
+    @pytest.mark.parametrize("folder", ["images", "labels"])
+    def test_missing_files_are_named_and_counted(self, root, folder):
+        (root / folder / "apple.png").unlink()
+        message = refusal(FolderDataset, root, "learn")
+        assert "'apple'," in message
+        assert str(root / folder) in message
+        (root / folder / "plum.png").unlink()
+        assert "'plum' and 1 other name," in refusal(FolderDataset, root, "learn")
+
+    def test_names_with_a_suffix(self, root):
+        (root / "learn.txt").write_text("apple.png\n", "utf-8")
+        assert "names go without a suffix: apple" in refusal(FolderDataset, root, "learn")
+
+    def test_missing_unaries(self, with_unaries):
+        (with_unaries / "unaries" / "pear.npy").unlink()
+        message = refusal(FolderDataset, with_unaries)
+        assert f"unaries in {with_unaries / 'unaries'} for 'pear'" in message
+        assert FolderDataset(with_unaries, "learn")[0].unary is not None
+
+    def test_two_files_of_one_name(self, root):
+        save_image(root / "images" / "plum.jpg")
+        message = refusal(FolderDataset, root)
+        assert "plum.jpg" in message
+        assert "plum.png" in message
+
+    @pytest.mark.parametrize(
+        ("classes", "message"),
+        [
+            ("", "must name at least one class, got 0"),
+            ("0 a\n2 b\n", "got 2 'b' in place of 1"),
+            ("0 a\n0 b\n", "got 0 'b' in place of 1"),
+        ],
+    )
+    def test_wrong_classes(self, root, classes, message):
+        (root / "classes.txt").write_text(classes)
+        assert message in refusal(FolderDataset, root)
+
+    def test_classes_and_description_disagree(self, root):
+        message = refusal(FolderDataset, root, description={"n_labels": 4})
+        assert "classes.txt must name n_labels = 4 classes, got 3" in message
+
+    @pytest.mark.parametrize(
+        ("description", "message"),
+        [
+            ([1], "must be an object with the keys 'n_labels'"),
+            ({"nlabels": 3}, "no other keys than 'n_labels', 'void', 'images', 'labels',"),
+            ({"n_labels": "3"}, "'n_labels' in {origin} must be a whole number, got '3'"),
+            ({"n_labels": 0}, "'n_labels' in {origin} must be at least 1"),
+            ({"n_labels": 10**9}, "'n_labels' in {origin} must be at least 1 and at most 65536"),
+            ({"void": 1.5}, "'void' in {origin} must be a whole number, got 1.5"),
+            ({"void": 2}, "'void' must be no label from 0 to 2, got 2"),
+            ({"images": ["images"]}, "'images' in {origin} must be the name of a folder"),
+            ({"labels": ""}, "'labels' in {origin} must be the name of a folder"),
+            ({"unaries": "unaries"}, "'unaries' in {origin} must be an object with the keys"),
+            ({"unaries": {"kinds": "costs"}}, "'unaries' in {origin} must have no other keys"),
+            ({"unaries": {"kind": "logs"}}, "'kind' in 'unaries' in {origin} must be one of"),
+            ({"unaries": {"scale": 0}}, "'scale' in 'unaries' in {origin} must not be zero"),
+            ({"unaries": {"scale": None}}, "'scale' in 'unaries' in {origin} must be a number"),
+            ({"unaries": {"confidence": 1}}, "'confidence' in 'unaries' in {origin} must lie"),
+            ({"unaries": {"folder": "nowhere"}}, "nowhere, but there is none"),
+        ],
+    )
+    def test_wrong_descriptions(self, root, description, message):
+        from_outside = refusal(FolderDataset, root, description=description)
+        assert message.format(origin="description") in from_outside
+        path = root / "dataset.json"
+        path.write_text(json.dumps(description))
+        assert message.format(origin=path) in refusal(FolderDataset, root)
+
+    @pytest.mark.parametrize("text", ["{'n_labels': 3}", "", "[" * 100_000])
+    def test_description_that_is_no_json(self, root, text):
+        (root / "dataset.json").write_text(text)
+        assert "dataset.json must hold JSON" in refusal(FolderDataset, root)
+
+    def test_description_that_is_not_there(self, root):
+        message = refusal(FolderDataset, root, description=root / "other.json")
+        assert f"cannot read {root / 'other.json'}" in message
+
+
+class TestRefusedFiles:
+    def expect(self, root, path, *parts):
+        """`apple` is refused with the name of the file; the other examples are not."""
+        dataset = FolderDataset(root)
+        message = refusal(lambda: dataset[0])
+        for part in (str(path), *parts):
+            assert part in message
+        assert list(dataset.problems()) == [message]
+        assert refusal(dataset.check) == message
+        dataset[1:].check()
+
+    def test_damaged_image(self, root):
+        path = root / "images" / "apple.png"
+        path.write_bytes(path.read_bytes()[:60])
+        self.expect(root, path, "cannot read")
+
+    def test_image_that_went_away(self, root):
+        dataset = FolderDataset(root)
+        (root / "images" / "apple.png").unlink()
+        assert "apple.png" in refusal(lambda: dataset[0])
+
+    def test_labels_of_another_size(self, root):
+        path = root / "labels" / "apple.png"
+        save_labels(path, np.zeros((6, 9)))
+        self.expect(root, path, "(6, 8), got (6, 9)", "apple.png")
+
+    def test_labels_out_of_range(self, root):
+        path = root / "labels" / "apple.png"
+        save_labels(path, np.pad([[3]], ((2, 3), (5, 2))))
+        self.expect(root, path, "from 0 to 2, got 3 at index (2, 5)", "void: 255")
+
+    def test_void_that_is_switched_off(self, root):
+        describe(root, void=None)
+        assert "got 255 at index (0, 0)" in refusal(FolderDataset(root).check)
+
+    def test_colored_labels(self, root):
+        path = root / "labels" / "apple.png"
+        save_image(path)
+        self.expect(root, path, "not their colors")
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            (np.full((*SIZE, 3), np.nan), "unaries must be finite, got nan at index (0, 0, 0)"),
+            (np.full((*SIZE, 3), np.inf), "unaries must be finite"),
+            (np.full((*SIZE, 3), 1e39), "unaries as float32 must be finite"),
+            (np.full((*SIZE, 4), 0.25), "(6, 8, 3), or coarser, got (6, 8, 4) with 4 planes"),
+            (np.full((3, *SIZE), 1 / 3), "with 8 planes"),
+            (np.full(SIZE, 1.0), "got (6, 8); put the labels last"),
+            (np.zeros((0, 4, 3)), "got (0, 4, 3)"),
+            (np.full((*SIZE[::-1], 3), 1 / 3), "got (8, 6, 3), which is larger"),
+            (np.full((*SIZE, 3), 2.0), "must lie in [0, 1], got 2 at index (0, 0, 0)"),
+            (np.full((*SIZE, 3), -0.1), "must lie in [0, 1], got -0.1"),
+            (np.full((*SIZE, 3), 0.5), "must sum to 1 over the labels, got 1.5 at index (0, 0)"),
+            (np.full((*SIZE, 3), "a"), "must hold real numbers"),
+        ],
+    )
+    def test_wrong_unaries(self, with_unaries, values, message):
+        path = with_unaries / "unaries" / "apple.npy"
+        np.save(path, values)
+        self.expect(with_unaries, path, message)
+
+    def test_objects_are_not_unpickled(self, with_unaries):
+        path = with_unaries / "unaries" / "apple.npy"
+        np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
+        self.expect(with_unaries, path, "cannot read")
+
+    def test_damaged_unaries(self, with_unaries):
+        path = with_unaries / "unaries" / "apple.npy"
+        path.write_bytes(path.read_bytes()[:300])
+        self.expect(with_unaries, path, "cannot read")
+
+    def test_archive_of_several_arrays(self, with_unaries):
+        (with_unaries / "unaries" / "apple.npy").unlink()
+        path = with_unaries / "unaries" / "apple.npz"
+        np.savez(path, a=probabilities(SIZE), b=probabilities(SIZE))
+        self.expect(with_unaries, path, "named apple or probabilities")
+
+    def test_costs_taken_for_log_probabilities(self, with_unaries):
+        describe(with_unaries, unaries={"kind": "log_probabilities"})
+        message = refusal(lambda: FolderDataset(with_unaries)[0])
+        assert "log-probabilities must not be positive" in message
+        assert "apple.npy" in message
+
+    def test_scale_that_overflows(self, with_unaries):
+        describe(with_unaries, unaries={"kind": "costs", "scale": 1e35})
+        assert "apple.npy: unaries times" in refusal(lambda: FolderDataset(with_unaries)[0])
+
+    def test_wrong_labels_as_unaries(self, root):
+        guesses = root / "guesses"
+        guesses.mkdir()
+        for name in NAMES:
+            save_labels(guesses / f"{name}.png", np.zeros(SIZE))
+        describe(root, unaries={"folder": "guesses", "kind": "labels"})
+        path = guesses / "apple.png"
+        save_labels(path, np.full(SIZE, 7))
+        self.expect(root, path, "labels must lie in 0..2", "got 7")
+        save_labels(path, np.zeros((3, 4)))
+        self.expect(root, path, "(6, 8), got (3, 4)")
+
+
+class TestInterpolation:
+    def test_by_hand(self):
+        fine = resize_linearly(np.array([[0.0], [4.0]], np.float32), (4,))
+        assert fine.ravel().tolist() == [0, 1, 3, 4]
+
+    @given(
+        hnp.arrays(
+            np.float32,
+            hnp.array_shapes(min_dims=3, max_dims=3, max_side=4),
+            elements=st.floats(-8, 8, width=32),
+        ),
+        st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    )
+    def test_agrees_with_pillow_plane_by_plane(self, coarse, larger_by):
+        grid = (coarse.shape[0] + larger_by[0], coarse.shape[1] + larger_by[1])
+        fine = resize_linearly(coarse, grid)
+        assert fine.dtype == np.float32
+        for plane in range(coarse.shape[-1]):
+            picture = Image.fromarray(np.ascontiguousarray(coarse[..., plane]))
+            expected = picture.resize(grid[::-1], Image.Resampling.BILINEAR)
+            np.testing.assert_allclose(fine[..., plane], expected, atol=1e-5)
+
+    @given(hnp.arrays(np.float32, (2, 3, 2, 4), elements=st.floats(0, 1, width=32)))
+    def test_sums_over_planes_are_kept(self, coarse):
+        coarse = coarse + np.float32(0.1)
+        coarse /= coarse.sum(-1, keepdims=True)
+        np.testing.assert_allclose(resize_linearly(coarse, (5, 3, 7)).sum(-1), 1, rtol=1e-5)

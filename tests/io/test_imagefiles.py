@@ -1,0 +1,467 @@
+"""Files in and out: formats, limits, damage and atomic writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from crfield._core.atomic import atomic_path
+from crfield._core.validate import InputError
+from crfield.blocks.parts import Parts
+from crfield.io.images import (
+    file_stem,
+    file_suffix,
+    open_array,
+    read_image,
+    read_labels,
+    read_probabilities,
+    write_array,
+    write_labels,
+    write_picture,
+)
+from crfield.io.pillow import pillow_unlimited
+
+RNG = np.random.default_rng(0)
+PALETTE = bytes(range(0, 30))  # ten colors
+
+
+def refusal(function: Any, *arguments: Any) -> str:
+    """The one sentence with which a call is refused."""
+    with pytest.raises(InputError) as caught:
+        function(*arguments)
+    message = str(caught.value)
+    assert message.endswith(".")
+    assert "\n" not in message
+    return message
+
+
+def palette_png(path: Path, labels: Any) -> None:
+    picture = Image.fromarray(np.asarray(labels, np.uint8))
+    picture.putpalette(PALETTE.ljust(768, b"\0"))
+    picture.save(path)
+
+
+def announce_png(path: Path, width: int, height: int) -> None:
+    """A PNG of a few bytes whose header announces any size."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + checksum
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    )
+
+
+class TestImages:
+    @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3)])
+    def test_gray_and_color_pixels_survive(self, tmp_path: Path, shape: tuple[int, ...]) -> None:
+        pixels = RNG.integers(0, 256, shape, dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "a.png")
+        read = read_image(tmp_path / "a.png")
+        np.testing.assert_array_equal(read.array, pixels)
+        assert read.grid == (5, 7)
+        assert read.spacing is None
+        assert not read.turned
+
+    @pytest.mark.parametrize("name", ["a.png", "a.tif"])
+    def test_sixteen_bit_gray_is_not_reduced(self, tmp_path: Path, name: str) -> None:
+        pixels = RNG.integers(0, 65536, (6, 4), dtype=np.uint16)
+        Image.fromarray(pixels).save(tmp_path / name)
+        read = read_image(tmp_path / name).array
+        assert read.dtype == np.uint16
+        np.testing.assert_array_equal(read, pixels)
+
+    def test_exif_orientation_turns_the_image(self, tmp_path: Path) -> None:
+        pixels = RNG.integers(0, 256, (8, 16), dtype=np.uint8)
+        exif = Image.Exif()
+        exif[0x0112] = 6  # to be shown a quarter turn clockwise
+        Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+        read = read_image(tmp_path / "a.png")
+        np.testing.assert_array_equal(read.array, np.rot90(pixels, -1))
+        assert read.turned
+
+    @pytest.mark.parametrize("mode", ["RGBA", "LA"])
+    def test_transparent_pixels_become_white(self, tmp_path: Path, mode: str) -> None:
+        picture = Image.new("RGBA", (2, 1), (10, 10, 10, 255))
+        picture.putpixel((1, 0), (10, 10, 10, 0))
+        picture.convert(mode).save(tmp_path / "a.png")
+        np.testing.assert_array_equal(read_image(tmp_path / "a.png").array, [[[10] * 3, [255] * 3]])
+
+    def test_palette_image_is_read_as_its_colors(self, tmp_path: Path) -> None:
+        palette_png(tmp_path / "a.png", [[0, 2]])
+        np.testing.assert_array_equal(
+            read_image(tmp_path / "a.png").array, [[[0, 1, 2], [6, 7, 8]]]
+        )
+
+    def test_one_bit_image_is_black_and_white(self, tmp_path: Path) -> None:
+        Image.fromarray(np.array([[True, False]])).save(tmp_path / "a.png")
+        np.testing.assert_array_equal(read_image(tmp_path / "a.png").array, [[255, 0]])
+
+    def test_cmyk_jpeg_becomes_rgb(self, tmp_path: Path) -> None:
+        Image.new("CMYK", (4, 3)).save(tmp_path / "a.jpg")
+        assert read_image(tmp_path / "a.jpg").array.shape == (3, 4, 3)
+
+
+class TestLimitsAndDamage:
+    def test_size_is_refused_from_the_header(self, tmp_path: Path) -> None:
+        announce_png(tmp_path / "bomb.png", 60_000, 60_000)
+        message = refusal(read_image, tmp_path / "bomb.png")
+        assert "3,600,000,000" in message
+        assert "--max-pixels" in message
+        assert "bomb.png" in refusal(read_labels, tmp_path / "bomb.png")
+
+    def test_limit_is_exact_and_can_be_raised(self, tmp_path: Path) -> None:
+        Image.new("L", (10, 10)).save(tmp_path / "a.png")
+        assert read_image(tmp_path / "a.png", max_pixels=100).grid == (10, 10)
+        refusal(read_image, tmp_path / "a.png", 99)
+
+    def test_limit_replaces_that_of_pillow_and_leaves_it_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
+        Image.new("L", (10, 10)).save(tmp_path / "a.png")
+        assert read_image(tmp_path / "a.png").grid == (10, 10)
+        assert Image.MAX_IMAGE_PIXELS == 4
+
+    def test_limit_of_pillow_survives_readers_side_by_side(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
+        first, second = pillow_unlimited(), pillow_unlimited()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert Image.MAX_IMAGE_PIXELS is None
+        second.__exit__(None, None, None)
+        assert Image.MAX_IMAGE_PIXELS == 4
+
+    @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.tif", "a.bmp"])
+    def test_truncated_file_is_named(self, tmp_path: Path, name: str) -> None:
+        path = tmp_path / name
+        Image.fromarray(RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
+        path.write_bytes(path.read_bytes()[:2000])
+        assert name in refusal(read_image, path)
+
+    def test_not_an_image(self, tmp_path: Path) -> None:
+        (tmp_path / "a.png").write_text("hello")
+        assert "PNG" in refusal(read_image, tmp_path / "a.png")
+
+    def test_postscript_is_never_interpreted(self, tmp_path: Path) -> None:
+        (tmp_path / "a.eps").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+        refusal(read_image, tmp_path / "a.eps")
+
+    def test_missing_file_and_folder(self, tmp_path: Path) -> None:
+        assert "no such file" in refusal(read_image, tmp_path / "none.png")
+        assert "folder" in refusal(read_labels, tmp_path)
+
+    @given(noise=st.binary(min_size=0, max_size=40), position=st.integers(0, 200))
+    def test_damaged_bytes_never_escape_as_another_error(
+        self, tmp_path_factory: pytest.TempPathFactory, noise: bytes, position: int
+    ) -> None:
+        path = tmp_path_factory.mktemp("damaged") / "a.png"
+        palette_png(path, RNG.integers(0, 10, (16, 16)))
+        content = bytearray(path.read_bytes())
+        content[position : position + len(noise)] = noise
+        path.write_bytes(content)
+        for read in (read_image, read_labels):
+            with contextlib.suppress(InputError):
+                assert read(path, 10_000).array.size > 0
+
+
+class TestLabels:
+    def test_palette_is_kept(self, tmp_path: Path) -> None:
+        labels = RNG.integers(0, 10, (5, 6))
+        palette_png(tmp_path / "a.png", labels)
+        read = read_labels(tmp_path / "a.png")
+        np.testing.assert_array_equal(read.array, labels)
+        write_labels(tmp_path / "b.png", labels[::-1], like=read)
+        with Image.open(tmp_path / "b.png") as written:
+            assert written.mode == "P"
+            assert bytes(written.getpalette() or ())[:30] == PALETTE
+            np.testing.assert_array_equal(np.asarray(written), labels[::-1])
+
+    def test_label_beyond_a_short_palette_survives(self, tmp_path: Path) -> None:
+        picture = Image.fromarray(np.array([[0, 1]], np.uint8))
+        picture.putpalette(PALETTE[:6])
+        picture.save(tmp_path / "a.png")
+        read = read_labels(tmp_path / "a.png")
+        write_labels(tmp_path / "b.png", np.array([[1, 200]]), like=read)
+        np.testing.assert_array_equal(read_labels(tmp_path / "b.png").array, [[1, 200]])
+
+    @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.npy"])
+    @pytest.mark.parametrize("largest", [3, 255, 256, 65535])
+    def test_written_labels_are_read_again(
+        self, tmp_path: Path, name: str, largest: int
+    ) -> None:
+        labels = np.array([[0, 1], [2, largest]])
+        write_labels(tmp_path / name, labels)
+        np.testing.assert_array_equal(read_labels(tmp_path / name).array, labels)
+
+    def test_one_bit_mask_stays_one(self, tmp_path: Path) -> None:
+        Image.fromarray(np.array([[True, False]])).save(tmp_path / "a.png")
+        read = read_labels(tmp_path / "a.png")
+        np.testing.assert_array_equal(read.array, [[1, 0]])
+        write_labels(tmp_path / "b.png", read.array, like=read)
+        with Image.open(tmp_path / "b.png") as written:
+            assert written.mode == "1"
+            np.testing.assert_array_equal(np.asarray(written), [[True, False]])
+
+    @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
+    def test_colored_labels_are_refused(self, tmp_path: Path, mode: str) -> None:
+        Image.new(mode, (2, 2)).save(tmp_path / "a.png")
+        message = refusal(read_labels, tmp_path / "a.png")
+        assert "single-channel or palette" in message
+
+    def test_jpeg_labels_are_refused_both_ways(self, tmp_path: Path) -> None:
+        Image.new("L", (8, 8)).save(tmp_path / "a.jpg")
+        assert "JPEG" in refusal(read_labels, tmp_path / "a.jpg")
+        assert ".png" in refusal(write_labels, tmp_path / "b.jpg", np.zeros((2, 2), int))
+
+    def test_npy_labels(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "whole.npy", np.array([[0.0, 7.0]]))
+        np.testing.assert_array_equal(read_labels(tmp_path / "whole.npy").array, [[0, 7]])
+        assert read_labels(tmp_path / "whole.npy").array.dtype == np.int64
+        np.save(tmp_path / "a.npy", np.array([[0.0, 0.5]]))
+        assert "--probs" in refusal(read_labels, tmp_path / "a.npy")
+        np.save(tmp_path / "b.npy", np.zeros((2, 2, 2, 2), int))
+        assert "(2, 2, 2, 2)" in refusal(read_labels, tmp_path / "b.npy")
+        np.save(tmp_path / "c.npy", np.array([[np.nan]]))
+        refusal(read_labels, tmp_path / "c.npy")
+
+    def test_negative_or_large_ids_need_npy(self, tmp_path: Path) -> None:
+        for labels in (np.array([[-1, 0]]), np.array([[0, 70_000]])):
+            assert ".npy" in refusal(write_labels, tmp_path / "a.png", labels)
+            write_labels(tmp_path / "a.npy", labels)
+            np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), labels)
+
+
+class TestProbabilities:
+    def test_npy_and_npz(self, tmp_path: Path) -> None:
+        values = RNG.random((3, 4, 2))
+        np.save(tmp_path / "a.npy", values)
+        np.savez_compressed(tmp_path / "one.npz", anything=values)
+        np.savez(tmp_path / "named.npz", image=np.zeros(3), probs=values)
+        for name in ("a.npy", "one.npz", "named.npz"):
+            read = read_probabilities(tmp_path / name)
+            assert read.dtype == np.float64
+            np.testing.assert_array_equal(read, values)
+        np.save(tmp_path / "half.npy", values.astype(np.float16))
+        assert read_probabilities(tmp_path / "half.npy").dtype == np.float32
+
+    def test_ambiguous_npz_is_refused(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "a.npz", x=np.zeros((2, 2, 2)), y=np.zeros((2, 2, 2)))
+        assert "x, y" in refusal(read_probabilities, tmp_path / "a.npz")
+
+    def test_wrong_type_and_rank(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "a.npy", np.zeros((2, 2, 2), np.uint8))
+        assert "uint8" in refusal(read_probabilities, tmp_path / "a.npy")
+        np.save(tmp_path / "b.npy", np.zeros((2, 2)))
+        assert "(H, W, L)" in refusal(read_probabilities, tmp_path / "b.npy")
+        message = refusal(read_probabilities, tmp_path / "b.npy", 100, "channels_first")
+        assert "(L, H, W)" in message
+        assert ".npy" in refusal(read_probabilities, tmp_path / "b.csv")
+
+    def test_pickles_are_not_opened(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+        np.savez(tmp_path / "a.npz", a=np.empty((2, 2, 2), dtype=object))
+        refusal(read_probabilities, tmp_path / "a.npy")
+        refusal(read_probabilities, tmp_path / "a.npz")
+
+    @pytest.mark.parametrize("name", ["a.npy", "a.npz"])
+    def test_size_is_refused_from_the_header(self, tmp_path: Path, name: str) -> None:
+        values = np.zeros((4, 30, 40), np.float32)
+        (np.save if name == "a.npy" else np.savez_compressed)(tmp_path / name, values)
+        assert "4 x 30" in refusal(read_probabilities, tmp_path / name, 100)
+        assert read_probabilities(tmp_path / name, 120).shape == (4, 30, 40)
+        assert "30 x 40" in refusal(read_probabilities, tmp_path / name, 120, "channels_first")
+
+    def test_a_npz_named_npy_is_refused(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "a.npz", a=np.zeros((2, 2, 2)))
+        (tmp_path / "a.npz").rename(tmp_path / "a.npy")
+        assert ".npz" in refusal(read_probabilities, tmp_path / "a.npy")
+
+    def test_truncated_arrays_are_named(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "a.npy", np.zeros((20, 20, 2)))
+        np.savez(tmp_path / "a.npz", a=np.zeros((20, 20, 2)))
+        for name in ("a.npy", "a.npz"):
+            content = (tmp_path / name).read_bytes()
+            (tmp_path / name).write_bytes(content[:1000])
+            assert name in refusal(read_probabilities, tmp_path / name)
+
+
+class TestVolumes:
+    def test_tiff_pages_are_slices(self, tmp_path: Path) -> None:
+        tifffile = pytest.importorskip("tifffile")
+        volume = RNG.integers(0, 256, (4, 6, 5), dtype=np.uint8)
+        tifffile.imwrite(tmp_path / "a.tif", volume, photometric="minisblack")
+        read = read_image(tmp_path / "a.tif")
+        assert read.grid == (4, 6, 5)
+        np.testing.assert_array_equal(read.array, volume)
+        write_labels(tmp_path / "b.tif", volume.astype(int))
+        np.testing.assert_array_equal(read_labels(tmp_path / "b.tif").array, volume)
+        assert "4 x 6 x 5" in refusal(read_image, tmp_path / "a.tif", 100)
+
+    def test_colored_tiff_pages(self, tmp_path: Path) -> None:
+        tifffile = pytest.importorskip("tifffile")
+        volume = RNG.integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
+        tifffile.imwrite(tmp_path / "a.tif", volume, photometric="rgb")
+        read = read_image(tmp_path / "a.tif")
+        assert read.grid == (4, 6, 5)
+        np.testing.assert_array_equal(read.array, volume)
+        refusal(read_labels, tmp_path / "a.tif")
+
+    def test_nifti_keeps_affine_and_spacing(self, tmp_path: Path) -> None:
+        nibabel = pytest.importorskip("nibabel")
+        affine = np.diag([0.5, 0.75, 3.0, 1.0])
+        affine[:3, 3] = 7
+        voxels = RNG.integers(0, 900, (5, 6, 4)).astype(np.int16)  # (X, Y, Z)
+        nibabel.save(nibabel.Nifti1Image(voxels, affine), tmp_path / "a.nii.gz")
+        read = read_image(tmp_path / "a.nii.gz")
+        assert read.grid == (4, 6, 5)
+        assert read.spacing == (3.0, 0.75, 0.5)
+        assert read.array.dtype == np.float32
+        np.testing.assert_array_equal(read.array, voxels.T)
+
+        labels = RNG.integers(0, 3, (4, 6, 5))
+        write_labels(tmp_path / "b.nii.gz", labels, like=read)
+        written = nibabel.load(tmp_path / "b.nii.gz")
+        np.testing.assert_array_equal(written.affine, affine)
+        np.testing.assert_array_equal(np.asarray(written.dataobj).T, labels)
+        assert written.get_data_dtype() == np.uint8
+        np.testing.assert_array_equal(read_labels(tmp_path / "b.nii.gz").array, labels)
+
+    def test_nifti_probabilities_and_limits(self, tmp_path: Path) -> None:
+        nibabel = pytest.importorskip("nibabel")
+        values = RNG.random((5, 6, 4, 3)).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), tmp_path / "a.nii")
+        expected = values.transpose(2, 1, 0, 3)
+        np.testing.assert_array_equal(read_probabilities(tmp_path / "a.nii"), expected)
+        first = read_probabilities(tmp_path / "a.nii", 120, "channels_first")
+        np.testing.assert_array_equal(first, expected.transpose(3, 0, 1, 2))
+        refusal(read_probabilities, tmp_path / "a.nii", 119)
+        content = (tmp_path / "a.nii").read_bytes()
+        (tmp_path / "a.nii").write_bytes(content[:700])
+        assert "a.nii" in refusal(read_image, tmp_path / "a.nii")
+
+    @pytest.mark.parametrize(
+        ("name", "extra"), [("a.nii.gz", "crfield[nifti]"), ("a.tif", "crfield[tiff]")]
+    )
+    def test_missing_package_names_the_extra(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, extra: str
+    ) -> None:
+        pages = [Image.new("L", (3, 3))] * 2
+        pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
+        (tmp_path / "a.nii.gz").touch()
+        # None in sys.modules makes an import fail as if the package were not installed.
+        monkeypatch.setitem(sys.modules, "nibabel", None)
+        monkeypatch.setitem(sys.modules, "tifffile", None)
+        assert extra in refusal(read_image, tmp_path / name)
+        assert extra in refusal(write_labels, tmp_path / name, np.zeros((2, 2, 2), int))
+
+    def test_png_cannot_hold_a_volume(self, tmp_path: Path) -> None:
+        message = refusal(write_labels, tmp_path / "a.png", np.zeros((2, 2, 2), int))
+        assert ".nii.gz" in message
+
+
+class TestWrites:
+    def test_failure_leaves_the_old_file_and_no_other(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.npy"
+        write_array(path, np.arange(3))
+
+        def stop_half_way() -> None:
+            with atomic_path(path) as temporary:
+                temporary.write_bytes(b"half")
+                raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            stop_half_way()
+        np.testing.assert_array_equal(np.load(path), np.arange(3))
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_success_leaves_only_the_file(self, tmp_path: Path) -> None:
+        write_picture(tmp_path / "a.png", Image.new("RGB", (2, 2)))
+        assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+    def test_missing_folder_and_folder_in_the_way(self, tmp_path: Path) -> None:
+        assert "a.npy" in refusal(write_array, tmp_path / "none" / "a.npy", np.zeros(1))
+        (tmp_path / "b.npy").mkdir()
+        assert "b.npy" in refusal(write_array, tmp_path / "b.npy", np.zeros(1))
+
+    @pytest.mark.skipif(os.name == "nt", reason="links and modes of POSIX")
+    def test_link_is_followed_and_umask_honored(self, tmp_path: Path) -> None:
+        (tmp_path / "link.npy").symlink_to(tmp_path / "real.npy")
+        write_array(tmp_path / "link.npy", np.arange(2))
+        assert (tmp_path / "link.npy").is_symlink()
+        (tmp_path / "plain").touch()
+        assert (tmp_path / "real.npy").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_nifti_suffix_counts_as_one() -> None:
+    path = Path("folder") / "brain.1.nii.gz"
+    assert (file_stem(path), file_suffix(path)) == ("brain.1", ".nii.gz")
+    assert (file_stem(Path("a.b.png")), file_suffix(Path("a.b.png"))) == ("a.b", ".png")
+
+
+class TestPartByPart:
+    @given(
+        shape=st.lists(st.integers(1, 6), max_size=4), order=st.sampled_from("CF"),
+        kind=st.sampled_from(["u1", "<i4", ">f8"]), data=st.data(),
+    )
+    def test_parts_of_npy_files(
+        self, tmp_path_factory: pytest.TempPathFactory, shape: list[int], order: Any, kind: str,
+        data: st.DataObject,
+    ) -> None:
+        array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind, order=order)
+        path = tmp_path_factory.getbasetemp() / "parts.npy"
+        np.save(path, array)
+        stored = open_array(path)
+        assert not isinstance(stored, np.ndarray)
+        assert (stored.shape, stored.dtype) == (array.shape, array.dtype)
+        given_axes = data.draw(st.integers(0, len(shape)))
+        ends = [sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2))) for n in shape[:given_axes]]
+        part = tuple(slice(*pair) for pair in ends)
+        np.testing.assert_array_equal(stored[part], array[part])
+
+    def test_npy_that_is_cut_short(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.npy"
+        np.save(path, np.zeros((300, 300)))
+        stored = open_array(path)
+        os.truncate(path, 200_000)
+        assert stored[:10].shape == (10, 300)
+        assert "cut short" in refusal(stored.__getitem__, (slice(290, 300), slice(0, 5)))
+        assert "a.npy" in refusal(open_array, path)
+
+    def test_npy_of_other_things(self, tmp_path: Path) -> None:
+        for name, array in (("text", np.array(["a"])), ("objects", np.array([None])),
+                            ("records", np.zeros(2, "i4,f4"))):
+            np.save(tmp_path / f"{name}.npy", array, allow_pickle=True)
+            assert f"{name}.npy" in refusal(open_array, tmp_path / f"{name}.npy")
+        np.savez(tmp_path / "a.npz", np.zeros(3))
+        (tmp_path / "a.npz").rename(tmp_path / "b.npy")
+        assert ".npz" in refusal(open_array, tmp_path / "b.npy")
+
+    @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
+    def test_nifti_that_is_cut_short(self, tmp_path: Path, name: str) -> None:
+        nibabel = pytest.importorskip("nibabel")
+        voxels = RNG.integers(0, 1000, (20, 30, 40)).astype(np.int16)
+        nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / name)
+        image = open_array(tmp_path / name)
+        assert not isinstance(image.dataobj.get_unscaled(), np.memmap)
+        stored = Parts(image, "image")
+        size = (tmp_path / name).stat().st_size
+        np.testing.assert_array_equal(stored.read((slice(30, 40),)), voxels.T[30:])
+        os.truncate(tmp_path / name, size // 2)
+        assert "cut short" in refusal(stored.read, (slice(30, 40),))

@@ -1,0 +1,135 @@
+"""The fused kernels of a mean-field step against the readable run on tensors."""
+
+import numpy as np
+import pytest
+
+from torch_device import DEVICE, torch
+
+pytest.importorskip("triton")
+
+from crfield import Bilateral, Diagonal, Pairwise, Potts, Spatial
+from crfield import nn as crf_nn
+from crfield.nn.dense.choice import build_operator
+from crfield.nn.dense.fused_run import FusedRun
+from crfield.nn.dense.tensor_run import TensorRun
+from crfield.nn.ops.grid import triton as _grid_kernels
+from crfield.nn.ops.grid.reference import Grid, GridLayout
+from crfield.nn.ops.tables import steps as _step_kernels
+
+
+def both_runs(terms, shape, n_iter, *, checkpoint=False, output="marginals", method="lattice"):
+    """The readable run and the fused one on the same operators."""
+    n_images, n_labels, n_channels, *grid = shape
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(2.0 * rng.normal(size=(n_images, n_labels, *grid))).to(DEVICE)
+    image = torch.from_numpy(255.0 * rng.random((n_images, n_channels, *grid))).to(DEVICE)
+    layer = crf_nn.DenseCRF(
+        n_labels, terms, method=method, n_iter=n_iter, checkpoint=checkpoint, output=output
+    ).to(DEVICE)
+    given = torch.from_numpy(rng.normal(size=(n_images, int(np.prod(grid)), n_labels))).to(DEVICE)
+    unary, features, compatibilities, settings = layer.prepare(logits.float(), image.float(), None)
+    unary, given = unary.detach(), given.float()
+    compatibilities = [c.detach() for c in compatibilities]
+    operators = [
+        build_operator(f.detach(), term, settings, n_images, torch.float32)
+        for f, term in zip(features, settings.terms, strict=True)
+    ]
+    assert FusedRun.covers(unary, operators, compatibilities, settings)
+    runs = [
+        kind(unary, operators, compatibilities, settings, keep=True)
+        for kind in (TensorRun, FusedRun)
+    ]
+    return [(run, run.backward(given, [True] * len(terms))) for run in runs]
+
+
+def check(results, tolerance=2e-4):
+    (readable, wanted), (fused, found) = results
+    pairs = {
+        "marginals": (fused.marginals, readable.marginals), "unary": (found.unary, wanted.unary),
+    }
+    for m, values in enumerate(zip(found.compatibilities, wanted.compatibilities, strict=True)):
+        pairs[f"compatibility {m}"] = values
+    for m, values in enumerate(zip(found.features, wanted.features, strict=True)):
+        pairs[f"features {m}"] = values
+    for name, (a, b) in pairs.items():
+        if a is None and b is None:
+            continue
+        error = float((a - b).norm() / b.norm().clamp_min(1e-3))
+        # Sums over all points of numbers of both signs lose digits in float32.
+        allowed = 10 * tolerance if name.startswith("compatibility") else tolerance
+        assert error < allowed, (name, error)
+
+
+@pytest.mark.parametrize("shape", [
+    (1, 2, 3, 5, 7), (2, 5, 1, 5, 4), (1, 21, 3, 3, 7), (1, 3, 2, 1, 13), (2, 2, 1, 17),
+    (1, 4, 1, 2, 3, 4), (1, 33, 1, 2, 3),
+])
+def test_two_terms(shape):
+    terms = [Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(4.0, 60.0), Potts(2.0))]
+    check(both_runs(terms, shape, 2))
+
+
+@pytest.mark.parametrize("output", ["logits", "marginals"])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_one_term_and_options(output, checkpoint):
+    terms = [Pairwise(Bilateral(4.0, 60.0, normalization="none"), Diagonal([0.1, 0.2, 0.05]))]
+    check(both_runs(terms, (2, 3, 1, 3, 4), 2, output=output, checkpoint=checkpoint))
+
+
+def test_no_iterations():
+    check(both_runs([Pairwise(Spatial(2.0), Potts(1.0))], (1, 3, 1, 4, 5), 0))
+
+
+def test_grid_of_nodes_and_lattice_together(monkeypatch):
+    """`auto` takes the grid from some thousand points on; here from the first."""
+    monkeypatch.setattr("crfield.nn.dense.choice.SMALL", 0)
+    terms = [Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(4.0, 60.0), Potts(2.0))]
+    results = both_runs(terms, (2, 5, 1, 4, 5), 2, method="auto")
+    assert isinstance(results[1][0]._plain[0], Grid)
+    check(results)
+
+
+def test_wrong_factor_is_noticed(monkeypatch):
+    whole = _step_kernels.update_back
+
+    def halved(q, total, back, by_factor, terms, quads):
+        whole(q, total, back, by_factor, [t._replace(factor=0.9 * t.factor) for t in terms], quads)
+
+    monkeypatch.setattr(_step_kernels, "update_back", halved)
+    terms = [Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(4.0, 60.0), Potts(2.0))]
+    with pytest.raises(AssertionError):
+        check(both_runs(terms, (1, 3, 1, 3, 4), 2))
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((5, 8), 0), ((3, 7, 8), 1), ((2, 1, 4), 1)])
+def test_blur_along_an_axis(shape, axis):
+    table = torch.randn(shape, dtype=torch.float32, device=DEVICE)
+    inner = int(np.prod(shape[axis + 1 :]))
+    found = _grid_kernels.blur_along(table, shape[axis], inner)
+    wanted = np.apply_along_axis(
+        lambda x: np.convolve(x, [1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16])[2:-2], axis,
+        table.double().cpu().numpy(),
+    )
+    np.testing.assert_allclose(found.cpu().numpy(), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [(7,), (5, 9), (3, 4, 6)])
+def test_gradients_of_grids(lengths):
+    """The kernel that goes from shares to positions against plain torch, and the whole gradient."""
+    rng = np.random.default_rng(len(lengths))
+    coordinates = torch.from_numpy(
+        np.concatenate([np.arange(n) / 2.3 - 0.4 for n in lengths])
+    ).float().to(DEVICE)
+    layout = GridLayout(coordinates, lengths)
+    grid = Grid(coordinates, layout, 2, torch.float32)
+    plain = Grid(coordinates, layout, 2, torch.float64)
+    n = 2 * int(np.prod(lengths))
+    u, v = (torch.from_numpy(rng.normal(size=(n, 3))).to(DEVICE) for _ in range(2))
+    by_weight = torch.from_numpy(rng.normal(size=(n, 2 ** len(lengths)))).to(DEVICE)
+    for found, expected in (
+        (grid.chain_to_features(by_weight.float()), plain.chain_to_features(by_weight)),
+        (grid.feature_gradient(u.float(), v.float()), plain.feature_gradient(u, v)),
+    ):
+        assert found.dtype == torch.float32
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6 * scale)

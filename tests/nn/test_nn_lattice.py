@@ -1,0 +1,404 @@
+"""The lattice on tensors: against the compiled one, and its kernels against plain torch.
+
+Without a GPU the kernels run in Triton's interpreter, at tiny shapes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from torch_device import DEVICE, torch
+
+# isort: split
+from crfield import InputError
+from crfield.dense.filters import LatticeFilter
+from crfield.nn.ops import backend as _backend
+from crfield.nn.ops.lattice import build as _lattice_build
+from crfield.nn.ops.lattice.reference import Lattice
+from crfield.nn.ops.tables import reference as _tables
+
+if _backend.has_triton():
+    from crfield.nn.ops.lattice import build_triton as _lattice_build_kernels
+    from crfield.nn.ops.tables import triton as _table_kernels
+
+needs_triton = pytest.mark.skipif(not _backend.has_triton(), reason="needs Triton")
+
+
+def make_features(n_images, n_points, dim, dtype=torch.float32, spread=0.6, seed=0):
+    rng = np.random.default_rng([seed, n_images, n_points, dim])
+    features = rng.normal(size=(n_images, n_points, dim)) * spread
+    return torch.tensor(features, dtype=dtype, device=DEVICE)
+
+
+def make_rows(n_rows, n_columns, dtype=torch.float32, seed=1):
+    rng = np.random.default_rng([seed, n_rows, n_columns])
+    return torch.tensor(rng.normal(size=(n_rows, n_columns)), dtype=dtype, device=DEVICE)
+
+
+def assert_close(found, expected, tolerance):
+    found, expected = (np.asarray(torch.as_tensor(a).cpu()) for a in (found, expected))
+    assert found.shape == expected.shape
+    assert np.isfinite(found).all()
+    assert np.abs(found - expected).max(initial=0) <= tolerance * np.abs(expected).max(initial=0)
+
+
+def by_image(x, n_images):
+    return np.ascontiguousarray(x.cpu().numpy()).reshape(n_images, -1, *x.shape[1:])
+
+
+def check_against_compiled(features, tolerance):
+    """Every method against one LatticeFilter an image."""
+    n_images, n_points, dim = features.shape
+    u, v = (make_rows(n_images * n_points, 3, features.dtype, seed) for seed in (1, 2))
+    s = u[:, 0].contiguous()
+    lattice = Lattice(features)
+    found = {
+        "apply": lattice.apply(v),
+        "row sums": lattice.row_sums(),
+        "diagonal": lattice.diagonal(),
+        "gradient": lattice.feature_gradient(u, v),
+        "diagonal gradient": lattice.diagonal_gradient(s),
+    }
+    expected = {name: [] for name in found}
+    n_vertices = 0
+    images = [by_image(x, n_images) for x in (features.reshape(-1, dim), u, v, s)]
+    for f, u_i, v_i, s_i in zip(*images, strict=True):
+        compiled = LatticeFilter(f, normalization="none", threads=1)
+        n_vertices += compiled.n_vertices
+        filtered = compiled.apply(v_i)
+        expected["apply"].append(filtered)
+        expected["row sums"].append(compiled.apply(np.ones_like(v_i))[:, 0])
+        expected["diagonal"].append(compiled.diagonal())
+        gradient, of_diagonal = compiled.start_gradient(), compiled.start_gradient()
+        gradient.add(u_i, v_i, filtered, np.empty_like(u_i))
+        of_diagonal.add_diagonal(s_i)
+        expected["gradient"].append(gradient.total())
+        expected["diagonal gradient"].append(of_diagonal.total())
+    assert lattice.n_vertices == n_vertices
+    for name, value in found.items():
+        assert value.dtype == features.dtype
+        assert_close(value, np.concatenate(expected[name]), tolerance)
+
+
+@pytest.mark.parametrize("n_images", [1, 3])
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 6, 9, 16])
+def test_torch_form_is_the_compiled_lattice(dim, n_images):
+    check_against_compiled(make_features(n_images, 40, dim, torch.float64, spread=1.2), 1e-12)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 5])
+@pytest.mark.parametrize("n_points", [1, 2])
+def test_one_or_two_points(n_points, dim):
+    check_against_compiled(make_features(2, n_points, dim, torch.float64), 1e-12)
+
+
+def test_equal_points_and_points_on_the_borders_of_simplices():
+    features = make_features(1, 30, 3, torch.float64)
+    features[:, 10:20] = features[:, :10]
+    features[:, 20:] = 0
+    check_against_compiled(features, 1e-12)
+
+
+def test_no_points():
+    lattice = Lattice(torch.zeros(2, 0, 3))
+    assert lattice.n_vertices == 0
+    assert lattice.apply(torch.zeros(0, 4)).shape == (0, 4)
+    assert lattice.diagonal().shape == (0,)
+
+
+def test_keys_of_several_words():
+    """Coordinates too far apart for 63 bits: exact all the same."""
+    features = make_features(2, 12, 6, torch.float64)
+    features[:, ::2] += 1e7
+    assert _lattice_build.KeyLayout.of(features.reshape(-1, 6), 2).n_words > 1
+    check_against_compiled(features, 1e-8)
+
+
+@needs_triton
+@pytest.mark.parametrize("dim", [2, 8])
+def test_float32_points_far_away_are_embedded_in_double(dim):
+    features = make_features(1, 9, dim)
+    features[:, ::2] += 3000.0
+    layout = _lattice_build.KeyLayout.of(features.reshape(-1, dim), 1)
+    assert layout.work_dtype(torch.float32) == torch.float64
+    check_against_compiled(features, 1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e20])
+def test_features_out_of_range_are_refused(bad):
+    features = make_features(1, 5, 2)
+    features[0, 3, 1] = bad
+    with pytest.raises(InputError, match="finite"):
+        Lattice(features)
+
+
+@pytest.mark.parametrize("dim", [0, 17])
+def test_dimensions_out_of_range_are_refused(dim):
+    with pytest.raises(InputError, match="1 to 16"):
+        Lattice(torch.zeros(1, 3, dim))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 5])
+def test_gradients_against_central_differences(dim):
+    """Small steps stay inside the points' simplices."""
+    features = make_features(2, 6, dim, torch.float64, spread=1.3)
+    u, v = make_rows(12, 3, torch.float64, 1), make_rows(12, 3, torch.float64, 2)
+    s = u[:, 1]
+
+    def bilinear(f):
+        return float((u * Lattice(f).apply(v)).sum())
+
+    def diagonal(f):
+        return float((s * Lattice(f).diagonal()).sum())
+
+    lattice = Lattice(features)
+    for function, gradient in (
+        (bilinear, lattice.feature_gradient(u, v)), (diagonal, lattice.diagonal_gradient(s)),
+    ):
+        differences = torch.zeros_like(features)
+        for index in np.ndindex(features.shape):
+            for step in (1e-6, -1e-6):
+                moved = features.clone()
+                moved[index] += step
+                differences[index] += function(moved) / (2 * step)
+        assert_close(gradient, differences.reshape(12, dim), 1e-6)
+
+
+def test_scales_of_points():
+    """diag(post) K diag(pre), in float64 on plain torch."""
+    lattice = Lattice(make_features(2, 7, 3, torch.float64))
+    x = make_rows(14, 4, torch.float64)
+    pre, post = make_rows(14, 2, torch.float64).T
+    expected = post[:, None] * lattice.apply(pre[:, None] * x)
+    assert_close(lattice.apply(x, pre, post), expected, 1e-13)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 256])
+def test_sorted_entries_cover_every_entry_once(chunk):
+    rng = np.random.default_rng(0)
+    vertex = np.minimum(rng.geometric(0.2, size=(50, 3)), 9)  # rows of very different lengths
+    entries = _tables.sort_entries(torch.tensor(vertex, dtype=torch.int32), 11, chunk)
+    begin, end = entries.begin.tolist(), entries.end.tolist()
+    assert sorted(entries.entry.tolist()) == list(range(150))
+    for row in range(11):
+        owned = []
+        for number in range(entries.first_chunk[row], entries.first_chunk[row + 1]):
+            assert 0 < end[number] - begin[number] <= chunk
+            owned += entries.entry[begin[number] : end[number]].tolist()
+        assert owned == np.flatnonzero(vertex == row).tolist()
+    assert begin[entries.first_chunk[11] :] == end[entries.first_chunk[11] :]
+
+
+def test_works_without_triton():
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch\n"
+        "from crfield.nn.ops import backend\n"
+        "from crfield.nn.ops.lattice.reference import Lattice\n"
+        "backend.has_triton = lambda: False\n"
+        "lattice = Lattice(torch.rand(1, 5, 2))\n"
+        "assert lattice.apply(torch.ones(5, 1)).shape == (5, 1)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.fixture
+def in_plain_torch(monkeypatch):
+    """Calls a function with the kernels switched off."""
+
+    def call(function, *arguments):
+        with monkeypatch.context() as patched:
+            patched.setattr(_backend, "runs_kernels", lambda x: False)
+            return function(*arguments)
+
+    return call
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Memory that nothing wrote to holds NaN, or numbers no table has rows for."""
+    new_empty, empty = torch.Tensor.new_empty, torch.empty
+
+    def poison(tensor):
+        if tensor.is_floating_point():
+            return tensor.fill_(float("nan"))
+        return tensor.fill_(torch.iinfo(tensor.dtype).max)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: poison(new_empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+
+
+def assert_same_structure(found, expected):
+    """The same lattice up to the numbering of its vertices."""
+    assert found.n_rows == expected.n_rows
+    assert torch.equal(found.rank, expected.rank)
+    assert_close(found.weight, expected.weight, 1e-5)
+    renamed = torch.zeros(found.n_rows, dtype=torch.int32, device=DEVICE)
+    renamed[found.vertex.reshape(-1)] = expected.vertex.reshape(-1)
+    assert torch.equal(renamed[found.vertex], expected.vertex)
+    assert torch.equal(renamed.sort().values.long().cpu(), torch.arange(found.n_rows))
+    neighbors = torch.empty_like(found.neighbors)
+    neighbors[:, renamed] = renamed[found.neighbors]
+    assert torch.equal(neighbors, expected.neighbors)
+
+
+SHAPES = [  # dimensions, images, points of each, columns
+    (1, 1, 1, 1), (1, 3, 47, 5), (1, 1, 17, 150), (2, 1, 2, 2), (2, 3, 2, 33), (3, 1, 5, 21),
+    (3, 3, 2, 1), (5, 1, 2, 21), (5, 3, 1, 2), (5, 1, 3, 33), (6, 1, 2, 5),
+]
+
+
+@needs_triton
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernels_are_the_plain_torch_form(shape, deterministic, in_plain_torch):
+    dim, n_images, n_points, n_columns = shape
+    features = make_features(n_images, n_points, dim)
+    x = make_rows(n_images * n_points, n_columns)
+    scale = make_rows(n_images * n_points, 1, seed=3)[:, 0]
+    plain = in_plain_torch(Lattice, features)
+    lattice = Lattice(features, deterministic=deterministic)
+    assert_same_structure(lattice, plain)
+
+    for name in ("vertex", "weight", "neighbors"):
+        setattr(lattice, name, getattr(plain, name))
+    table = in_plain_torch(plain.splat, x)
+    assert_close(lattice.splat(x), table, 1e-5)
+    assert_close(lattice.splat(x, scale), in_plain_torch(plain.splat, x, scale), 1e-5)
+    assert not lattice.splat(x)[0].any()
+    blurred = in_plain_torch(plain.blur, table)
+    assert_close(lattice.blur(table), blurred, 1e-6)
+    assert not lattice.blur(table)[0].any()
+    assert_close(lattice.slice(table), in_plain_torch(plain.slice, table), 1e-6)
+    sliced = in_plain_torch(plain.slice, table, scale, 0.3)
+    assert_close(lattice.slice(table, scale, 0.3), sliced, 1e-6)
+    assert_close(lattice.apply(x), in_plain_torch(plain.apply, x), 1e-5)
+
+
+@needs_triton
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("shape", [(1, 1, 6, 1), (2, 2, 3, 33), (3, 1, 5, 5)])
+def test_gradient_kernels_are_the_plain_torch_form(shape, in_plain_torch):
+    dim, n_images, n_points, n_columns = shape
+    features = make_features(n_images, n_points, dim)
+    u, v = (make_rows(n_images * n_points, n_columns, seed=seed) for seed in (1, 2))
+    expected = in_plain_torch(in_plain_torch(Lattice, features).feature_gradient, u, v)
+    assert_close(Lattice(features).feature_gradient(u, v), expected, 1e-5)
+
+
+@needs_triton
+def test_kernels_are_the_compiled_lattice():
+    check_against_compiled(make_features(2, 6, 3), 1e-5)
+
+
+@needs_triton
+@pytest.mark.parametrize("columns", [slice(1, None), slice(4, None), slice(0, 3)])
+@pytest.mark.parametrize("width", [7, 8])
+def test_kernels_read_tables_of_any_stride(width, columns, in_plain_torch):
+    lattice = Lattice(make_features(1, 6, 2))
+    table = make_rows(lattice.n_rows, width)
+    table[0] = 0
+    part = table[:, columns]
+    for method in (lattice.blur, lattice.slice):
+        assert_close(method(part), in_plain_torch(method, part), 1e-6)
+
+
+@needs_triton
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_hash_table_grows(deterministic, monkeypatch, in_plain_torch):
+    monkeypatch.setattr(_lattice_build_kernels, "START_SLOTS_PER_POINT", 0.0)
+    monkeypatch.setattr(_lattice_build_kernels, "START_SLOTS", 1)
+    full = torch.full
+    capacities = []
+
+    def counting_full(size, *arguments, **options):
+        capacities.append(size[0] - 2)
+        return full(size, *arguments, **options)
+
+    monkeypatch.setattr(torch, "full", counting_full)
+    features = make_features(1, 12, 2, spread=2.0)
+    lattice = Lattice(features, deterministic=deterministic)
+    assert capacities == [1, 8, 64]
+    assert lattice.n_vertices > 8
+    monkeypatch.undo()
+    assert_same_structure(lattice, in_plain_torch(Lattice, features))
+
+
+@needs_triton
+def test_layouts_of_earlier_points_serve_where_they_fit(monkeypatch, in_plain_torch):
+    monkeypatch.setattr(_lattice_build_kernels, "_roomy", {})
+    made = []
+    of = _lattice_build.KeyLayout.of.__func__
+
+    def counting(cls, features, n_images):
+        made.append(len(features))
+        return of(cls, features, n_images)
+
+    monkeypatch.setattr(_lattice_build.KeyLayout, "of", classmethod(counting))
+    near = make_features(1, 12, 3, spread=2.0)
+    sets = [near, 0.8 * near, near + 30.0, near + 30.0, near, -40.0 * near]
+    new_layout = [True, False, True, False, True, True]
+    for features, is_new in zip(sets, new_layout, strict=True):
+        made.clear()
+        lattice = Lattice(features)
+        assert bool(made) == is_new
+        assert_same_structure(lattice, in_plain_torch(Lattice, features))
+    with pytest.raises(InputError, match="finite"):
+        Lattice(torch.full_like(near, float("nan")))
+    made.clear()
+    Lattice(near, deterministic=True)
+    assert made, "the same bits need the same layout"
+
+
+@needs_triton
+def test_hash_table_may_be_full(monkeypatch, in_plain_torch):
+    """Looking for a vertex that is not there ends without an empty slot, too."""
+    monkeypatch.setattr(_lattice_build_kernels, "START_SLOTS_PER_POINT", 0.0)
+    monkeypatch.setattr(_lattice_build_kernels, "START_SLOTS", 2)
+    features = make_features(1, 3, 1, spread=1e-3)
+    lattice = Lattice(features)
+    assert lattice.n_vertices == 2
+    assert_same_structure(lattice, in_plain_torch(Lattice, features))
+
+
+@needs_triton
+def test_deterministic_results_are_the_same_bits(in_plain_torch):
+    """One vertex owns many chunks of entries, others few."""
+    n_points = 2 * _tables.CHUNK + 50
+    features = make_features(1, n_points, 1, spread=3.0)
+    features[:, 20:] *= 0.01
+    x = make_rows(n_points, 3)
+    first, second = (Lattice(features, deterministic=True) for _ in range(2))
+    assert len(first._sort_entries().begin) > first.n_rows
+    assert torch.equal(first.vertex, second.vertex)
+    assert torch.equal(first.neighbors, second.neighbors)
+    assert torch.equal(first.vertex, in_plain_torch(Lattice, features).vertex)
+    result = first.apply(x)
+    for lattice in (first, second):
+        assert torch.equal(lattice.apply(x), result)
+    assert_close(Lattice(features).apply(x), result, 1e-5)
+
+
+@needs_triton
+def test_torch_setting_asks_for_fixed_order(monkeypatch):
+    lattice = Lattice(make_features(1, 5, 1))
+    used = []
+    splat_sorted = _table_kernels.splat_sorted
+    monkeypatch.setattr(
+        _table_kernels, "splat_sorted", lambda *a: used.append(True) or splat_sorted(*a)
+    )
+    x = make_rows(5, 2)
+    lattice.splat(x)
+    assert not used
+    torch.use_deterministic_algorithms(True)
+    try:
+        lattice.splat(x)
+        Lattice(make_features(1, 5, 1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert used
