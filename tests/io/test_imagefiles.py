@@ -18,7 +18,7 @@ from PIL import Image
 
 from crfield._core.atomic import atomic_path
 from crfield._core.validate import InputError
-from crfield.blocks.parts import Parts
+from crfield.blocks.parts import Source
 from crfield.io.arrays import write_array
 from crfield.io.images import (
     file_stem,
@@ -460,7 +460,7 @@ class TestPartByPart:
         nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / name)
         image = open_array(tmp_path / name)
         assert not isinstance(image.dataobj.get_unscaled(), np.memmap)
-        stored = Parts(image, "image")
+        stored = Source(image, "image")
         size = (tmp_path / name).stat().st_size
         np.testing.assert_array_equal(stored.read((slice(30, 40),)), voxels.T[30:])
         os.truncate(tmp_path / name, size // 2)

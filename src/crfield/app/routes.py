@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib import resources
@@ -28,7 +27,7 @@ from crfield.app.answers import (
 )
 from crfield.app.guards import Guard, refusal
 from crfield.app.limits import MAX_PAINTED_LABELS, Limits
-from crfield.app.refining import refine_image
+from crfield.app.refining import StepCallback, refine_image
 from crfield.app.samples import open_sample, sample_titles
 from crfield.app.settings import ALGORITHMS, Settings
 from crfield.app.snippet import snippet
@@ -132,7 +131,7 @@ class Routes:
             initial = await in_thread(decode_initial, data, kind, image.grid, self.limits, name)
         image.initial = initial
         self.workspace.trim()
-        names = [str(value) for value in initial.ids.tolist()]
+        names = [str(value) for value in initial.segmentation.ids.tolist()]
         return JSONResponse({"kind": kind, "n_labels": len(names), "names": names})
 
     async def drop_initial(self, request: Request) -> Response:
@@ -146,7 +145,7 @@ class Routes:
         if model.n_labels > MAX_PAINTED_LABELS:
             raise InputError(
                 f"expected a model of at most {MAX_PAINTED_LABELS} labels, got {model.n_labels}; "
-                "use `crfield refine --model`."
+                "use crfield.refine."
             )
         return JSONResponse({
             "id": self.workspace.models.add(model), "n_labels": model.n_labels,
@@ -167,9 +166,9 @@ class Routes:
         image.newest_job.set()
         image.newest_job = cancelled
 
-        def work(progress: Callable[[dict[str, Any]], None]) -> Refinement:
+        def work(callback: StepCallback) -> Refinement:
             done = refine_image(
-                image, settings, scribbles, model, progress, cancelled, self._kept
+                image, settings, scribbles, model, callback, cancelled, self._kept
             )
             image.refinement = done
             return done

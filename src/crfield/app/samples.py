@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from crfield._core.threads import thread_count
-from crfield.app.workspace import NOTHING, Bytes, OpenImage
+from crfield.app.workspace import Bytes, OpenImage
 from crfield.datasets import load_sample, sample_names
+from crfield.unary.costs import UNKNOWN
 from crfield.unary.scribbles import distances_to
 
 _CORE = 0.72  # scribbles lie this far inside, as a share of the deepest point of their label
@@ -28,7 +29,7 @@ def open_sample(name: str) -> OpenImage:
 
 def _example(mask: Bytes, n_labels: int) -> Bytes:
     """A stroke in the middle of every label of a mask (H, W)."""
-    scribbles = np.full(mask.shape, NOTHING, np.uint8)
+    scribbles = np.full(mask.shape, UNKNOWN, np.uint8)
     for label in range(n_labels):
         depth = distances_to((mask != label)[None], thread_count(None))[0]
         scribbles[depth > _CORE * depth.max()] = label

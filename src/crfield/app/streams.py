@@ -12,20 +12,19 @@ import struct
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from crfield._core.validate import InputError
 from crfield.app.guards import as_json
-from crfield.app.refining import CancelledError
+from crfield.app.refining import CancelledError, StepCallback
 from crfield.app.workspace import Refinement
 
 PROGRESS, RESULT, ERROR = 1, 2, 3
 logger = logging.getLogger("crfield.app")
 
-Work = Callable[[Callable[[dict[str, Any]], None]], Refinement]
+Work = Callable[[StepCallback], Refinement]
 
 
 def frame(kind: int, *parts: bytes) -> bytes:

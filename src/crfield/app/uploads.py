@@ -18,11 +18,16 @@ from numpy.typing import NDArray
 from crfield._core.validate import InputError
 from crfield.app.limits import MAX_PAINTED_LABELS, MAX_SETTINGS_BYTES, Limits
 from crfield.app.settings import Settings
-from crfield.app.workspace import NOTHING, Bytes, Initial
+from crfield.app.workspace import Bytes, Initial
 from crfield.dense.model import DenseCRF
 from crfield.io.images import read_image, read_labels, read_probabilities
-from crfield.refinement import present_ids
-from crfield.unary.costs import unary_from_probabilities
+from crfield.unary.costs import UNKNOWN
+from crfield.unary.segmentation import (
+    float_segmentation,
+    label_segmentation,
+    present_ids,
+    without_labels,
+)
 
 _Content = TypeVar("_Content")
 # How files begin whose readers go by the suffix; Pillow looks at the content itself.
@@ -44,26 +49,29 @@ def decode_initial(
     n_pixels = grid[0] * grid[1]
     if kind == "labels":
         values = _read(data, lambda path: read_labels(path, n_pixels)).array
-        shape, ids = values.shape, label_ids(values)
+        # A mask of two values is one of two labels, even where one of them is 255.
+        masked = (present_ids(values) != UNKNOWN).sum() < 2
+        found = label_segmentation([values], n_pixels, unknown=None if masked else UNKNOWN)
     else:
         most = max(2, min(MAX_PAINTED_LABELS, limits.max_array_bytes // (8 * n_pixels)))
         values = _read(
             data,
             lambda path: read_probabilities(path, n_pixels, max_labels=most),
         )
-        unary_from_probabilities(values)  # refuses what are no probabilities
-        shape, ids = values.shape[:-1], np.arange(values.shape[-1])
+        found = float_segmentation(values.shape, foreground=False)
+        found.costs(values)  # refuses what are no probabilities
+    shape = without_labels(values.shape, None if kind == "labels" else -1)
     if shape != grid:
         raise InputError(
             f"expected a segmentation of the image's size {grid}, got {shape}; "
             "use the image that it belongs to."
         )
-    if not 2 <= len(ids) <= MAX_PAINTED_LABELS:
+    if not 2 <= len(found.ids) <= MAX_PAINTED_LABELS:
         raise InputError(
-            f"expected 2 to {MAX_PAINTED_LABELS} labels, got {len(ids)}; use `crfield refine` for "
-            "more."
+            f"expected 2 to {MAX_PAINTED_LABELS} labels, got {len(found.ids)}; use crfield.refine "
+            "for more."
         )
-    return Initial(kind, values, ids, name)
+    return Initial(found, values, name)
 
 
 def decode_model(data: bytes) -> DenseCRF:
@@ -87,13 +95,6 @@ def _read(data: bytes, reader: Callable[[Path], _Content], suffix: str | None = 
             raise InputError(sentence.replace(str(path), "the file")) from None
 
 
-def label_ids(labels: NDArray[Any], unknown: int = 255) -> NDArray[np.int64]:
-    """The labels of a map (H, W): all values but 255, unless it is one of only two."""
-    present = present_ids(labels)
-    known = present[present != unknown]
-    return known if len(known) >= 2 else present
-
-
 def split_request(body: bytes, grid: tuple[int, int], limits: Limits) -> tuple[Settings, Bytes]:
     """The settings and scribbles (H, W) of a request: a length, JSON of that length, bytes."""
     if len(body) < 4:
@@ -107,11 +108,11 @@ def split_request(body: bytes, grid: tuple[int, int], limits: Limits) -> tuple[S
     if len(body) != 4 + length + n_pixels:
         raise InputError(
             f"expected settings and {n_pixels} bytes of scribbles, got {len(body)} bytes that do "
-            "not add up; send one byte a pixel."
+            "not add up; send one byte per pixel."
         )
     settings = Settings.from_json(body[4 : 4 + length], limits)
     scribbles = np.frombuffer(body, np.uint8, offset=4 + length).reshape(grid)
-    bad = (scribbles != NOTHING) & (scribbles >= settings.n_labels)
+    bad = (scribbles != UNKNOWN) & (scribbles >= settings.n_labels)
     if settings.source == "scribbles" and bad.any():
         raise InputError(
             f"expected scribbles of {settings.n_labels} labels, got label {scribbles[bad].max()}; "

@@ -13,6 +13,8 @@ import numpy.typing as npt
 from crfield.io.arrays import write_array
 from crfield.io.images import ImageFile, file_stem, write_picture
 from crfield.show import pictures
+from crfield.unary.costs import UNKNOWN
+from crfield.unary.segmentation import given_labels
 
 _MOST_NAMED = 8  # labels in one sentence
 
@@ -42,7 +44,7 @@ def write_extras(
         tinted = pictures.overlay(image.array, result.labels, palette=palette)
         write_picture(paths["overlay"], tinted)
     if "side_by_side" in paths:
-        before = given_labels(prediction, keywords)
+        before = given_labels(prediction, image.grid, keywords.get("layout", "channels_last"))
         shown = [pictures.colorize(labels, palette) for labels in (before, result.labels)]
         photo = pictures.show(image.array, len(image.grid))
         row = pictures.side_by_side(photo, *shown, titles=("image", "input", "refined"))
@@ -56,27 +58,20 @@ def write_extras(
 def palette_of(keywords: dict[str, Any]) -> bytes:
     """Colors for ids 0 to 255, where unknown pixels look empty."""
     palette = pictures.label_palette(256)
-    unknown = keywords.get("unknown", 255)
+    unknown = keywords.get("unknown", UNKNOWN)
     if unknown is not None and 0 <= unknown < 256:
         palette[unknown] = 224
     return palette.tobytes()
-
-
-def given_labels(prediction: npt.NDArray[Any], keywords: dict[str, Any]) -> npt.NDArray[Any]:
-    """A label map as it came, or the likeliest labels (*grid,) of probabilities."""
-    if prediction.dtype.kind != "f":
-        return prediction
-    axis = 0 if keywords.get("layout") == "channels_first" else -1
-    return np.asarray(prediction.argmax(axis))
 
 
 def warn_of_lost_labels(
     path: Path, prediction: npt.NDArray[Any], found: npt.NDArray[Any], keywords: dict[str, Any]
 ) -> None:
     """Warn of labels that the input holds and the result `found` (*grid,) does not."""
-    lost = np.setdiff1d(given_labels(prediction, keywords), found)
+    layout = keywords.get("layout", "channels_last")
+    lost = np.setdiff1d(given_labels(prediction, found.shape, layout), found)
     if prediction.dtype.kind != "f":
-        lost = lost[lost != keywords.get("unknown", 255)]
+        lost = lost[lost != keywords.get("unknown", UNKNOWN)]
     if not len(lost):
         return
     names = ", ".join(map(str, lost[:_MOST_NAMED])) + (", ..." if len(lost) > _MOST_NAMED else "")

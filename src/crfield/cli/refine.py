@@ -26,7 +26,6 @@ from crfield.cli.options import (
     add_model_options,
     refine_arguments,
 )
-from crfield.dense.inputs import grid_hint, without_labels
 from crfield.io.images import (
     LABEL_SUFFIXES,
     PROBABILITY_SUFFIXES,
@@ -39,6 +38,8 @@ from crfield.io.images import (
     read_probabilities,
     write_labels,
 )
+from crfield.unary.costs import UNKNOWN
+from crfield.unary.segmentation import grid_hint, without_labels
 
 DESCRIPTION = """\
 Refine a segmentation so that its borders follow the edges of the image. Give the image and
@@ -198,9 +199,8 @@ def _read_prediction(
             job.prediction, arguments.max_pixels, layout, may_be_foreground=True
         )
         label_axis = -1 if layout == "channels_last" else 0
-        if values.ndim == 2 and values.shape == image.grid:  # the foreground's alone
-            values = np.stack([1 - values, values], label_axis)
-        _check_grids(job, image, values.shape, label_axis)
+        foreground = values.ndim == 2 and values.shape == image.grid
+        _check_grids(job, image, values.shape, None if foreground else label_axis)
         return values, replace(image, palette=palette)
     labels = read_labels(job.prediction, arguments.max_pixels)
     _check_grids(job, image, labels.grid, None)
@@ -228,7 +228,7 @@ def _check_grids(
 
 def _check_two_labels(labels: ImageFile, keywords: dict[str, Any]) -> None:
     """Refuse a map of one label, and tell the usual reason: a mask of 0 and 255."""
-    unknown = keywords.get("unknown", 255)
+    unknown = keywords.get("unknown", UNKNOWN)
     ids = np.unique(labels.array)
     known = ids[ids != unknown] if unknown is not None else ids
     if len(known) >= 2 or keywords.get("model") is not None:
@@ -267,7 +267,7 @@ def _line(record: Record) -> str:
     steps = counted(record["n_iter"], "iteration")
     if record["status"] == crfield.InferenceStatus.MAX_ITER.value:
         learned = record["as_learned"]
-        steps += ", as learned" if learned else " (the limit; raise --iterations to go on)"
+        steps += ", as learned" if learned else " (the limit; raise --max-iter to go on)"
     else:
         steps += ", converged" if record["converged"] else ", as far as rounding allows"
     return f"{record['input']} -> {record['output']}: {steps}, {record['seconds']:.2f} s"
