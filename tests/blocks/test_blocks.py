@@ -473,7 +473,7 @@ class TestCommand:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.files(tmp_path)
-        for module in ("crfield.cli.blocks", "crfield.cli.options"):
+        for module in ("crfield.cli.refine_blocks", "crfield.cli.refine_options"):
             monkeypatch.setattr(f"{module}.DEFAULT_MAX_PIXELS", 10)
         files = (tmp_path / "image.npy", "--labels", tmp_path / "labels.npy", "--block", 30)
         assert self.run(*files, "--overlap", 4, "-o", tmp_path / "o.npy") == 0

@@ -284,7 +284,10 @@ class TestRefusals:
             (["photo.bmp", "--labels", "photo.png", "--layout", "channels_first"], "--layout"),
             (["photo.bmp", "--probs", "probs.npy", "--confidence", "0.5"], "--confidence"),
             (["photo.bmp", "--labels", "photo.png", "--model", "none.safetensors"], "none"),
-            (["photo.bmp", "--labels", "photo.png", "--max-iter", "-1"], "-1"),
+            (["photo.bmp", "--labels", "photo.png", "--max-iter", "-1"], "--max-iter must"),
+            (["photo.bmp", "--labels", "photo.png", "--confidence", "3"], "--confidence must"),
+            (["photo.bmp", "--labels", "probs.npy"], "pass it with --probs."),
+            (["photo.bmp", "--probs", "photo.png"], "--labels"),
             (["photo.bmp", "--labels", "photo.png", "--spatial-weight", "nan"], "finite"),
         ],
     )
