@@ -20,19 +20,26 @@ from crfield import __version__
 from crfield._core.validate import InputError, as_choice
 from crfield.app.answers import (
     ERROR_HANDLERS,
+    Job,
+    JobResponse,
     in_thread,
     labels_picture,
     png,
-    upload_name,
 )
 from crfield.app.guards import Guard, refusal
 from crfield.app.limits import MAX_PAINTED_LABELS, Limits
+from crfield.app.opening import (
+    decode_image,
+    decode_initial,
+    decode_model,
+    open_sample,
+    sample_titles,
+    split_request,
+    upload_name,
+)
 from crfield.app.refining import StepCallback, refine_image
-from crfield.app.samples import open_sample, sample_titles
 from crfield.app.settings import ALGORITHMS, Settings
 from crfield.app.snippet import snippet
-from crfield.app.streams import Job, JobResponse
-from crfield.app.uploads import decode_image, decode_initial, decode_model, split_request
 from crfield.app.workspace import OpenImage, Refinement, UnknownError, Workspace
 from crfield.dense.filters import KeptFilters
 from crfield.show.pictures import label_palette, overlay, show

@@ -1,4 +1,4 @@
-"""Bytes from the page as images, label maps, probabilities and models.
+"""What the page opens: samples, and bytes that it sends as images, segmentations and models.
 
 The readers of `crfield.io.images` take names of files. An upload gets a name that the server
 chooses, in a folder that exists for as long as it is read; no name from the page is ever opened.
@@ -14,14 +14,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from starlette.requests import Request
 
+from crfield._core.threads import thread_count
 from crfield._core.validate import InputError
 from crfield.app.limits import MAX_PAINTED_LABELS, MAX_SETTINGS_BYTES, Limits
 from crfield.app.settings import Settings
-from crfield.app.workspace import Bytes, Initial
+from crfield.app.workspace import Bytes, Initial, OpenImage
+from crfield.datasets import load_sample, sample_names
 from crfield.dense.model import DenseCRF
 from crfield.io.images import read_image, read_labels, read_probabilities
 from crfield.unary.costs import UNKNOWN
+from crfield.unary.scribbles import distances_to
 from crfield.unary.segmentation import (
     float_segmentation,
     label_segmentation,
@@ -32,6 +36,39 @@ from crfield.unary.segmentation import (
 _Content = TypeVar("_Content")
 # How files begin whose readers go by the suffix; Pillow looks at the content itself.
 _SUFFIXES = {b"\x93NUMPY": ".npy", b"PK\x03\x04": ".npz"}
+_LONGEST_NAME = 120
+_CORE = 0.72  # scribbles lie this far inside, as a share of the deepest point of their label
+
+
+def sample_titles() -> dict[str, str]:
+    """Names of the samples and what to call them."""
+    return {name: name.capitalize() for name in sample_names()}
+
+
+def open_sample(name: str) -> OpenImage:
+    """A sample as an open image."""
+    sample = load_sample(name)
+    return OpenImage(
+        f"{name}.jpg", sample.image, sample=name, example=_example(sample.mask, sample.n_labels),
+        label_names=sample.label_names,
+    )
+
+
+def _example(mask: Bytes, n_labels: int) -> Bytes:
+    """A stroke in the middle of every label of a mask (H, W)."""
+    scribbles = np.full(mask.shape, UNKNOWN, np.uint8)
+    for label in range(n_labels):
+        depth = distances_to((mask != label)[None], thread_count(None))[0]
+        scribbles[depth > _CORE * depth.max()] = label
+    return scribbles
+
+
+def upload_name(request: Request, default: str) -> str:
+    """What the page calls a file: shown and printed in scripts, never opened."""
+    given = request.query_params.get("name", "")
+    last = given.replace("\\", "/").rsplit("/", 1)[-1]
+    kept = "".join(letter for letter in last if letter.isprintable()).strip()
+    return kept[:_LONGEST_NAME] or default
 
 
 def decode_image(data: bytes, max_pixels: int) -> NDArray[Any]:
