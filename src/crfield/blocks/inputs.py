@@ -16,7 +16,7 @@ from crfield.blocks.parts import Block, Slices, Source, cut
 from crfield.dense.kernels import Bilateral
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import color_scale
-from crfield.unary.segmentation import (
+from crfield.unary.costs import (
     Segmentation,
     float_segmentation,
     is_foreground,

@@ -25,10 +25,11 @@ from crfield._core.validate import (
 )
 from crfield.dense.observation import observe
 from crfield.unary.color_model import Colors, Memo, color_bytes, color_costs, colors_of
-from crfield.unary.costs import UNKNOWN, check_labels
+from crfield.unary.costs import UNKNOWN, Segmentation, check_labels
 
 __all__ = [
-    "MAX_COMPONENTS", "Colors", "colors_of", "distances_to", "paint_over", "unary_from_scribbles",
+    "MAX_COMPONENTS", "Colors", "colors_of", "distances_to", "paint_over", "scribble_costs",
+    "unary_from_scribbles",
 ]
 
 MAX_COMPONENTS = 32
@@ -66,7 +67,7 @@ def unary_from_scribbles(
     image : (H, W) or (H, W, C) array, or a volume (Z, H, W[, C]).
     scribbles : (*grid), whole numbers: a label in 0..L-1, or `unknown` where nothing is painted.
     n_labels : L; by default one more than the largest label painted.
-    components : Gaussians a label, fewer where few colors were painted.
+    components : Gaussians per label, fewer where few colors were painted.
     strength : how far colors are trusted, from 0 (not at all) to 1 (as if they were independent).
     nearness : how far a label's pixels are expected around its scribbles; 0 leaves distances out.
     spacing : distance between neighbors along each axis, (d,), if it is not the same.
@@ -108,7 +109,7 @@ def unary_from_scribbles(
             f"scribbles must show two labels or more, got {len(present)}; "
             "paint some pixels of another label."
         )
-    check_unpainted(known, unknown)
+    _check_unpainted(known, unknown)
     _check_room(colors, len(present), n, k)
     # Labels come first until the end: numbers of one label lie together, which is faster.
     masks = [known & (labels == label) for label in present]
@@ -130,7 +131,24 @@ def unary_from_scribbles(
     return _painted(full, known, labels, sure)
 
 
-def check_unpainted(known: NDArray[np.bool_], unknown: int | None) -> None:
+def scribble_costs(
+    segmentation: Segmentation, scribbles: NDArray[Any], image: Any, **options: Any
+) -> FloatArray:
+    """Costs (*grid, L) of scribbles (*grid,) in the ids of a segmentation, painted on an image
+    (*grid[, C]).
+
+    options : what else `unary_from_scribbles` takes.
+    """
+    if image is None:
+        raise InputError("scribbles need the image that they are painted on; pass it.")
+    _check_unpainted(scribbles != segmentation.unknown, segmentation.unknown)
+    labels, unknown = segmentation.indices(scribbles)
+    return unary_from_scribbles(
+        image, labels, len(segmentation.ids), unknown=unknown, **options
+    )
+
+
+def _check_unpainted(known: NDArray[np.bool_], unknown: int | None) -> None:
     """Refuse scribbles (*grid,) all of which are known: a label map, not a few painted pixels."""
     if known.all():
         raise InputError(
