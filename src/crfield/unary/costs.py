@@ -195,7 +195,8 @@ def read_segmentation(
             unknown=unknown, n_labels=n_labels,
         )
         ids = found.ids
-        if not found.counted and len(ids) > _MANY_LABELS and ids[0] >= 0 and ids[-1] <= 255:
+        guessed = not found.counted and not scribbles
+        if guessed and len(ids) > _MANY_LABELS and ids[0] >= 0 and ids[-1] <= 255:
             warnings.warn(
                 f"the label map holds {len(ids)} labels and looks like a soft mask: threshold it, "
                 "or pass it divided by 255 as the foreground's probability.",

@@ -83,20 +83,7 @@ def unary_from_scribbles(
         raise InputError(f"nearness must lie in [0, 100], got {near:g}; try 3.")
     sure = _as_probability(confidence)
     array = as_array(scribbles, "scribbles")
-    if colors is None:
-        pixels = as_image(image)
-        gray = pixels.ndim == 3 and pixels.shape == array.shape
-        colors = colors_of(pixels[..., None] if gray else pixels)
-        colors = replace(colors, memo=Memo(0))  # nobody will ask again
-    elif not isinstance(colors, Colors):
-        raise InputError(
-            f"colors must be what colors_of(image) gave, got {shown(colors)}; pass that."
-        )
-    if array.shape != colors.bins.shape:
-        raise InputError(
-            f"scribbles must have the image's grid {colors.bins.shape}, got {array.shape}; "
-            "paint on the image itself."
-        )
+    colors = _colors_under(array, image, colors)
     steps = observe(array.shape, spacing=spacing).spacing
     if n_labels is None:
         whole = array.dtype.kind in "iu"  # others are refused below, or are labels 0 and 1
@@ -113,22 +100,44 @@ def unary_from_scribbles(
     _check_room(colors, len(present), n, k)
     # Labels come first until the end: numbers of one label lie together, which is faster.
     masks = [known & (labels == label) for label in present]
-    table = color_costs(colors, masks, k, trust)
-    unary = np.take(table, colors.bins.ravel(), axis=1)
-    del table
+    unary = np.take(color_costs(colors, masks, k, trust), colors.bins.ravel(), axis=1)
     if near:
         key = ("distances", None if steps is None else tuple(steps))
         for row, mask in zip(unary, masks, strict=True):
             row += near * colors.memo.recall(
                 key, mask, lambda mask: _log_distances(mask, steps, thread_count(threads))
             )
-    unary -= unary.min(0)
-    total = np.zeros_like(unary[0])
-    for row in unary:
-        total += np.exp(-row)
-    unary += np.log(total)
+    _normalize(unary)
     full = _with_absent(unary, present, n).reshape(*array.shape, n)
     return _painted(full, known, labels, sure)
+
+
+def _colors_under(scribbles: NDArray[Any], image: Any, colors: Colors | None) -> Colors:
+    """The colors of the image under the scribbles (*grid,): those given, or found now."""
+    if colors is None:
+        pixels = as_image(image)
+        gray = pixels.ndim == 3 and pixels.shape == scribbles.shape
+        colors = colors_of(pixels[..., None] if gray else pixels)
+        colors = replace(colors, memo=Memo(0))  # nobody will ask again
+    elif not isinstance(colors, Colors):
+        raise InputError(
+            f"colors must be what colors_of(image) gave, got {shown(colors)}; pass that."
+        )
+    if scribbles.shape != colors.bins.shape:
+        raise InputError(
+            f"scribbles must have the image's grid {colors.bins.shape}, got {scribbles.shape}; "
+            "paint on the image itself."
+        )
+    return colors
+
+
+def _normalize(costs: NDArray[np.float32]) -> None:
+    """Add to each pixel of costs (P, N) what makes them -log of probabilities, in place."""
+    costs -= costs.min(0)
+    total = np.zeros_like(costs[0])
+    for row in costs:
+        total += np.exp(-row)
+    costs += np.log(total)
 
 
 def scribble_costs(
