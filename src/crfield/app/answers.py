@@ -37,12 +37,12 @@ _Value = TypeVar("_Value")
 
 
 async def in_thread(function: Callable[..., _Value], *arguments: Any) -> _Value:
-    """The value of a function that takes a while, the server going on meanwhile."""
+    """Run a slow function in a thread, so that the server goes on answering."""
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
 def png(picture: Image.Image) -> Response:
-    """A picture without loss; little effort goes into making it small, since it stays here."""
+    """A picture as PNG, compressed little, since it does not leave this machine."""
     stream = io.BytesIO()
     picture.save(stream, "PNG", compress_level=1)
     return Response(stream.getvalue(), media_type="image/png")
@@ -87,7 +87,7 @@ def error_frame(error: BaseException) -> bytes:
 
 
 class JobResponse(StreamingResponse):
-    """The frames of a job, which ends with the connection whichever way that ends."""
+    """The frames of a job, which is cancelled when the connection ends."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.frames(), media_type="application/octet-stream")
@@ -137,7 +137,7 @@ class Job:
     def _put(self, content: bytes | None) -> None:
         if self.is_over:
             return
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
             self._loop.call_soon_threadsafe(self._frames.put_nowait, content)
 
 

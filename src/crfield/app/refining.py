@@ -28,7 +28,7 @@ StepCallback = Callable[[dict[str, Any]], None]
 
 
 class CancelledError(Exception):
-    """The page has changed its mind."""
+    """The page has cancelled the refinement."""
 
 
 def refine_image(

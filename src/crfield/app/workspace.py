@@ -24,7 +24,7 @@ _Item = TypeVar("_Item")
 
 
 class UnknownError(InputError):
-    """An id that stands for nothing, or no longer."""
+    """An id that is not known, or no longer."""
 
 
 @dataclass(frozen=True)

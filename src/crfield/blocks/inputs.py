@@ -140,7 +140,7 @@ def same_everywhere(model: DenseCRF, inputs: BlockInputs, blocks: Sequence[Block
 
 
 def _extent(image: Source, blocks: Sequence[Block]) -> tuple[float, float]:
-    """Least and largest value of an image of floats; of others nobody asks."""
+    """Least and largest value of an image of floats; zeros for others, whose scale is known."""
     if image.dtype.kind != "f":
         return 0.0, 0.0
     low, high = np.inf, -np.inf

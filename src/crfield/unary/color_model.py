@@ -59,7 +59,7 @@ class Colors:
     ----------
     values : (B, C), the mean color of each bin, every channel scaled to [0, 1].
     bins : (*grid), the bin of each pixel.
-    memo : what was computed of the labels painted so far; somebody who paints changes one of them.
+    memo : what was computed of the labels painted so far; a stroke changes one of them.
     """
 
     values: NDArray[np.float32]

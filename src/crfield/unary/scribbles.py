@@ -118,7 +118,7 @@ def _colors_under(scribbles: NDArray[Any], image: Any, colors: Colors | None) ->
         pixels = as_image(image)
         gray = pixels.ndim == 3 and pixels.shape == scribbles.shape
         colors = colors_of(pixels[..., None] if gray else pixels)
-        colors = replace(colors, memo=Memo(0))  # nobody will ask again
+        colors = replace(colors, memo=Memo(0))  # used once
     elif not isinstance(colors, Colors):
         raise InputError(
             f"colors must be what colors_of(image) gave, got {shown(colors)}; pass that."
@@ -209,8 +209,8 @@ def _as_probability(confidence: Any) -> float:
 def _with_absent(
     costs: NDArray[np.float32], present: NDArray[np.int64], n_labels: int
 ) -> NDArray[np.float32]:
-    """Costs (P, N) of the labels that are painted as (N, L): the others are as dear as the dearest
-    of a pixel, since nothing speaks for them.
+    """Costs (P, N) of the labels that are painted as (N, L): the others cost as
+    much as the most expensive one of a pixel.
     """
     if len(present) == n_labels:
         return np.ascontiguousarray(costs.T)
