@@ -1,35 +1,75 @@
-"""Minimizers over a parameter vector; each is a deterministic function of the values it gets."""
+"""Minimizers of a function of one vector, given its value and gradient.
+
+Each is a deterministic function of the values that it gets.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crfield._core.validate import InputError, as_choice
-from crfield.learning.objective import Point
-from crfield.learning.parameters import Vector
 
 OPTIMIZERS = ("gd", "cg", "lbfgs", "adam", "sgd")
 
-# (vector, indices of a mini-batch or None for all) -> the objective there
-Evaluate = Callable[[Vector, Sequence[int] | None], Point]
-# the same in the coordinates of the optimizer: value and gradient
-Slope = Callable[[Vector, Sequence[int] | None], tuple[float, Vector]]
+Vector = NDArray[np.float64]
+# (vector, indices of a mini-batch or None for all examples) -> value and gradient there
+Evaluate = Callable[[Vector, Sequence[int] | None], tuple[float, Vector]]
 # called after each iteration with the vector; True stops
-Progress = Callable[[Vector], bool]
-
+Callback = Callable[[Vector], bool]
 
 # A step must keep this share of the decrease that the slope promises, is shortened so many times at
-# most, and moves no parameter by more than so many typical changes.
+# most, and moves no parameter by more than so many units of its scale.
 _ENOUGH, _MOST_CUTS, _LONGEST = 1e-4, 10, 2.0
 
 
 class Stopped(Exception):
     """Raised through an optimizer that offers no other way to stop it."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How "adam" and "sgd" go through the examples.
+
+    n_examples : how many there are.
+    batch_size : examples per step.
+    step_size : of a step, in units of the parameters' scale.
+    seed : of the order of the examples, drawn anew in each epoch.
+    """
+
+    n_examples: int
+    batch_size: int = 8
+    step_size: float = 0.1
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Adam:
+    """State of Adam (Kingma and Ba 2015) for one array of parameters.
+
+    n_steps : steps so far.
+    mean, square : running averages of the gradient and of its square.
+    epsilon : keeps the quotient of the two finite.
+    """
+
+    n_steps: int
+    mean: NDArray[Any]
+    square: NDArray[Any]
+    epsilon: float = 1e-8
+
+    def step(self, gradient: NDArray[Any], step_size: float) -> tuple[Adam, NDArray[Any]]:
+        """The next state, and what to subtract from the parameters."""
+        n = self.n_steps + 1
+        mean = 0.9 * self.mean + 0.1 * gradient
+        square = 0.999 * self.square + 0.001 * gradient * gradient
+        spread = np.sqrt(square / (1 - 0.999**n)) + self.epsilon
+        return Adam(n, mean, square, self.epsilon), step_size * (mean / (1 - 0.9**n)) / spread
 
 
 def check_optimizer(optimizer: str) -> None:
@@ -43,25 +83,33 @@ def check_optimizer(optimizer: str) -> None:
 
 
 def minimize(
-    evaluate: Evaluate, start: Vector, scale: Vector, optimizer: str, max_iter: int,
-    progress: Progress, *, n_examples: int, batch_size: int = 8, step_size: float = 0.1,
-    seed: int = 0,
+    evaluate: Evaluate, start: Vector, optimizer: str, *, max_iter: int, callback: Callback,
+    batches: Batches, scale: Vector | None = None,
 ) -> None:
-    """Run an optimizer; `progress` sees every iterate, so that the caller keeps the one it wants.
+    """Run an optimizer; `callback` sees every iterate, so that the caller keeps the one it wants.
 
-    It works on z with x = start + scale z, so that one step size serves all parameters.
-    "gd" is gradient descent with a line search, "cg" Polak-Ribiere's, "lbfgs" SciPy's; "adam" and
-    "sgd" (momentum 0.9) take mini-batches in an order that depends on `seed` alone, `max_iter`
-    epochs of them.
+    "gd" is gradient descent with a line search, "cg" nonlinear conjugate gradient (Polak-Ribiere),
+    "lbfgs" SciPy's L-BFGS; "adam" and "sgd" (momentum 0.9) take mini-batches.
+
+    Parameters
+    ----------
+    evaluate : value and gradient at a vector, over all examples or those of a mini-batch.
+    start : (P,) where to begin; it is not itself reported to `callback`.
+    max_iter : most iterations; epochs for "adam" and "sgd".
+    callback : called with the vector after each iteration or epoch; True stops.
+    batches : how "adam" and "sgd" go through the examples.
+    scale : (P,) by how much each parameter typically changes, 1 by default. The optimizer works on
+        z with x = start + scale z, so that one step size serves all parameters.
     """
     check_optimizer(optimizer)
+    units = np.ones_like(start) if scale is None else scale
 
     def slope(z: Vector, indices: Sequence[int] | None) -> tuple[float, Vector]:
-        point = evaluate(start + scale * z, indices)
-        return point.value, scale * point.gradient
+        value, gradient = evaluate(start + units * z, indices)
+        return value, units * gradient
 
     def watch(z: Vector) -> bool:
-        return progress(start + scale * z)
+        return callback(start + units * z)
 
     origin = np.zeros_like(start)
     if optimizer in ("gd", "cg"):
@@ -69,13 +117,11 @@ def minimize(
     elif optimizer == "lbfgs":
         _run_lbfgs(slope, origin, max_iter, watch)
     else:
-        _run_stochastic(
-            slope, origin, optimizer, max_iter, watch, n_examples, batch_size, step_size, seed
-        )
+        _run_stochastic(slope, origin, optimizer, max_iter, watch, batches)
 
 
 def _run_line_searches(
-    slope: Slope, start: Vector, max_iter: int, progress: Progress, *, conjugate: bool
+    slope: Evaluate, start: Vector, max_iter: int, callback: Callback, *, conjugate: bool
 ) -> None:
     """Along the gradient, or conjugate to it (Polak-Ribiere with restarts). The line search asks
     for a decrease only: on a lattice the loss has kinks, where no step meets conditions on slopes.
@@ -95,7 +141,7 @@ def _run_line_searches(
         if found is None:
             return
         z, value, fresh, step = found
-        if progress(z.copy()):
+        if callback(z.copy()):
             return
         direction = -fresh + direction * (
             max(float(fresh @ (fresh - gradient)) / float(gradient @ gradient), 0.0)
@@ -107,7 +153,7 @@ def _run_line_searches(
 
 
 def _search(
-    slope: Slope, z: Vector, value: float, along: float, direction: Vector, step: float,
+    slope: Evaluate, z: Vector, value: float, along: float, direction: Vector, step: float,
     longest: float,
 ) -> tuple[Vector, float, Vector, float] | None:
     """A point below `value` on the line, its value, gradient and step; None if there seems none.
@@ -131,42 +177,37 @@ def _search(
     return None
 
 
-def _run_lbfgs(slope: Slope, start: Vector, max_iter: int, progress: Progress) -> None:
+def _run_lbfgs(slope: Evaluate, start: Vector, max_iter: int, callback: Callback) -> None:
     from scipy.optimize import minimize as scipy_minimize
 
-    def callback(z: Vector) -> None:
-        if progress(np.array(z)):
+    def watch(z: Vector) -> None:
+        if callback(np.array(z)):
             raise Stopped
 
     options: dict[str, Any] = {"maxiter": max_iter}
     with suppress(Stopped):
         scipy_minimize(
             lambda z: slope(z, None), start, jac=True, method="L-BFGS-B", options=options,
-            callback=callback,
+            callback=watch,
         )
 
 
 def _run_stochastic(
-    slope: Slope, start: Vector, optimizer: str, max_iter: int, progress: Progress,
-    n_examples: int, batch_size: int, step_size: float, seed: int,
+    slope: Evaluate, start: Vector, optimizer: str, max_iter: int, callback: Callback,
+    batches: Batches,
 ) -> None:
-    rng = np.random.default_rng(seed)
-    x = start.copy()
-    first, second = np.zeros_like(x), np.zeros_like(x)
-    steps = 0
+    rng = np.random.default_rng(batches.seed)
+    x, momentum = start, np.zeros_like(start)
+    adam = Adam(0, momentum, momentum)
     for _ in range(max_iter):
-        order = rng.permutation(n_examples)
-        for begin in range(0, n_examples, batch_size):
-            batch = [int(i) for i in order[begin : begin + batch_size]]
-            _, g = slope(x, batch)
-            steps += 1
+        order = rng.permutation(batches.n_examples)
+        for begin in range(0, len(order), batches.batch_size):
+            _, gradient = slope(x, [int(i) for i in order[begin : begin + batches.batch_size]])
             if optimizer == "adam":
-                first = 0.9 * first + 0.1 * g
-                second = 0.999 * second + 0.001 * g * g
-                corrected = second / (1 - 0.999**steps)
-                x = x - step_size * (first / (1 - 0.9**steps)) / (np.sqrt(corrected) + 1e-8)
+                adam, change = adam.step(gradient, batches.step_size)
             else:
-                first = 0.9 * first + g
-                x = x - step_size * first
-        if progress(x):
+                momentum = 0.9 * momentum + gradient
+                change = batches.step_size * momentum
+            x = x - change
+        if callback(x):
             return
