@@ -46,6 +46,7 @@ def scores(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_learning_beats_its_input_on_other_images(dataset, capsys):
     command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "6", "--tol", "0",
                "--jobs", "2", "--learn", "unary,compat,kernel"]
@@ -215,6 +216,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs signals between processes")
 @pytest.mark.parametrize(("evaluation", "existing", "expected"), [
     (1, False, "crfield: interrupted; model is not written yet; the same command with --resume "
@@ -281,6 +283,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", ["start", "model", "journal", "report"])
 def test_a_full_disk_costs_no_model(fails, small_dataset):
     """No file may grow beyond a limit, at which one of them fails; then there is room again."""

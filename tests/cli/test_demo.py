@@ -49,6 +49,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(folder, printed.getvalue())
 
 
+@pytest.mark.slow
 def test_demo_writes_what_it_says(demo: Demo) -> None:
     scores = demo.scores()
     names = {path.name for path in demo.folder.glob("*.png")}

@@ -130,6 +130,7 @@ def test_sizes_around_tiles_and_threads(n, threads):
     assert np.array_equal(many, LatticeFilter(features, threads=threads).apply(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_skipping_far_tiles_stays_within_its_bound(shape):
     rng = np.random.default_rng(0)

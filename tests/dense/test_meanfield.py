@@ -80,6 +80,7 @@ def rise(result, n, n_labels):
     return float((np.diff(f) / (np.abs(f[:-1]) + n * np.log(max(n_labels, 2)))).max(initial=0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["concave", "cccp"])
 @pytest.mark.parametrize("method", ["lattice", "exact"])
 def test_free_energy_never_rises(algorithm, method):

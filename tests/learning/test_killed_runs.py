@@ -35,6 +35,7 @@ def size_of(path):
     return path.stat().st_size if path.exists() else -1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_twenty_kills_change_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -65,6 +65,7 @@ def full_model(n_labels=3):
     ])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_gradient_of_the_objective_by_every_parameter(algorithm, loss):
@@ -160,6 +161,7 @@ def sampled(true, inference, n=6, seed=3, size=(18, 20)):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_learning_from_a_wrong_start_is_as_good_as_the_truth(loss):
     inference = Inference("concave", "exact", 3)

@@ -193,6 +193,7 @@ def test_sorted_entries_cover_every_entry_once(chunk):
     assert begin[entries.first_chunk[11] :] == end[entries.first_chunk[11] :]
 
 
+@pytest.mark.slow
 def test_works_without_triton():
     code = (
         "import sys; sys.modules['triton'] = None\n"
@@ -252,6 +253,7 @@ SHAPES = [  # dimensions, images, points of each, columns
 ]
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("deterministic", [False, True])

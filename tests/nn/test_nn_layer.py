@@ -61,6 +61,7 @@ def check_gradients(layer, *inputs, fast=False, **keywords):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("output", ["logits", "marginals"])
 @pytest.mark.parametrize("gradient", ["unrolled", "implicit"])
@@ -118,6 +119,7 @@ def test_gradients_by_named_features():
     assert torch.autograd.gradcheck(call, (logits.requires_grad_(), depth))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_gradients_through_the_lattice(algorithm):
     """Piecewise smooth: the seed keeps the points away from the borders of their simplices."""
@@ -463,6 +465,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_gradients(tmp_path):
     if not torch.distributed.is_available():
         pytest.skip("this torch cannot run on several processes")

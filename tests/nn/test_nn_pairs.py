@@ -363,6 +363,7 @@ def test_kernels_skip_what_the_reference_skips(small_tiles):
     assert error(operator.feature_gradient(u, v), expected) < GRADIENT_ERROR
 
 
+@pytest.mark.slow
 def test_works_without_triton():
     code = (
         "import sys; sys.modules['triton'] = None\n"

@@ -15,6 +15,7 @@ from example_runs import run_quick
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="the example needs torch")
 
 
+@pytest.mark.slow
 @needs_torch
 def test_train_segmentation(tmp_path):
     printed, figures = run_quick("train_segmentation", tmp_path / "new")
@@ -27,6 +28,7 @@ def test_train_segmentation(tmp_path):
     assert set(figures["models"][0]) == {"piecewise", "end to end", "interleaved"}
 
 
+@pytest.mark.slow
 @needs_torch
 def test_exact_beside_lattice(tmp_path):
     printed, figures = run_quick("exact_beside_lattice", tmp_path / "new")
@@ -37,6 +39,7 @@ def test_exact_beside_lattice(tmp_path):
     assert all(math.isfinite(s) and s > 0 for s in figures["seconds"].values())
 
 
+@pytest.mark.slow
 @needs_torch
 def test_reconstruct_voxels(tmp_path):
     printed, figures = run_quick("reconstruct_voxels", tmp_path / "new")
@@ -57,6 +60,7 @@ def test_reconstruct_voxels(tmp_path):
     assert "balls 0" not in one["belief propagation"]["iou"], "which the prior was chosen on"
 
 
+@pytest.mark.slow
 @needs_torch
 def test_crf_as_rnn(tmp_path):
     printed, figures = run_quick("crf_as_rnn", tmp_path / "new")
@@ -68,6 +72,7 @@ def test_crf_as_rnn(tmp_path):
     assert list(figures["by_number_of_updates"]) == ["0", "1", "2", "3", "5", "10"]
 
 
+@pytest.mark.slow
 @needs_torch
 def test_learn_ray_scores(tmp_path):
     printed, figures = run_quick("learn_ray_scores", tmp_path / "new")
@@ -79,6 +84,7 @@ def test_learn_ray_scores(tmp_path):
     assert figures["learned, together"]["right"] > 85
 
 
+@pytest.mark.slow
 def test_estimate_pose(tmp_path):
     printed, figures = run_quick("estimate_pose", tmp_path / "new")
     rows = {line[:18].strip(): line[18:].split() for line in printed.splitlines()}

@@ -10,6 +10,7 @@ import segment_grids
 from example_runs import run_script
 
 
+@pytest.mark.slow
 def test_scenes_are_segmented_better_together(tmp_path):
     done = run_script("segment_grids", "--quick", "-o", tmp_path)
     assert done.returncode == 0, done.stderr

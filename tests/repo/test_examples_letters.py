@@ -13,6 +13,7 @@ from example_runs import run_script
 pytest.importorskip("scipy", reason="learning needs SciPy")
 
 
+@pytest.mark.slow
 def test_a_chain_reads_more_than_letters_alone(tmp_path):
     done = run_script("read_letters", "--quick", "-o", tmp_path / "new")
     assert done.returncode == 0, done.stderr

@@ -123,6 +123,7 @@ def test_images_get_the_classifiers_that_have_not_seen_them():
     np.testing.assert_allclose(part.boundary[1], 1 / (1 + np.exp(-3)), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gray", [False, True])
 def test_what_is_prepared_comes_back_from_its_file(tmp_path, gray):
     (tmp_path / "data").mkdir()

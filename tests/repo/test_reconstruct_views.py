@@ -90,6 +90,7 @@ def test_both_formats_are_read(tmp_path):
         assert (read.background == 0).all() == (name == "ring")
 
 
+@pytest.mark.slow
 def test_a_small_box(tmp_path):
     done = run_script("reconstruct_views", "--quick", "-o", tmp_path / "new")
     assert done.returncode == 0, done.stderr
