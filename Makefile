@@ -22,7 +22,7 @@ demo: install
 # What to run while working: lint, types, layers and the tests that take little time.
 check: lint
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
-	$(PYTEST) -m "not slow"
+	CRFIELD_EXAMPLES=15 $(PYTEST) -m "not slow"
 
 test: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test

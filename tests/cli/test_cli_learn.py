@@ -86,6 +86,7 @@ def test_evaluate_writes_what_the_model_finds(dataset, capsys):
     assert "expected a folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_learned_on_shrunken_images_is_for_the_full_size(dataset, capsys):
     command = ["learn", "data", "--split", "train", "--quiet", "--compatibility", "potts"]
     assert main([*command, "-o", "small", "--shrink", "2", "--max-iter", "3"]) == 0
@@ -102,6 +103,7 @@ def test_a_model_learned_on_shrunken_images_is_for_the_full_size(dataset, capsys
     assert "--shrink must be" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_a_model_and_resumes(small_dataset, capsys, monkeypatch):
     command = ["learn", "data", "--split", "train", "--learn", "compat,kernel", "--compatibility",
                "potts", "--max-iter", "4", "--quiet"]
@@ -140,6 +142,7 @@ def test_validation_split_and_report(dataset, capsys):
         assert words in page
 
 
+@pytest.mark.slow
 def test_quiet_prints_nothing(small_dataset, capsys):
     command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "1", "--quiet"]
     assert main(command) == 0
@@ -325,6 +328,7 @@ def test_a_full_disk_costs_no_model(fails, small_dataset):
     assert Path("model.report.html").stat().st_size > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "expected"), [
     (["--split", "none"], "none"),
     (["--split", "train", "--l2", "unary"], "GROUP=NUMBER"),
@@ -354,6 +358,7 @@ def test_a_recalibration_in_context_from_the_command_line(small_dataset, capsys)
     assert main(["evaluate", "model", "data", "--split", "train"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("enough", "factor"), [(30_000, 1), (80, 2), (1, 16)])
 def test_large_images_are_shrunk_unless_told_otherwise(small_dataset, monkeypatch, enough, factor):
     monkeypatch.setattr(learn_command, "_ENOUGH_PIXELS", enough)

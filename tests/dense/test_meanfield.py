@@ -137,6 +137,7 @@ def small_problem(seed, n=7, n_labels=3):
     return crf, {"f": f, "g": g}, rng.normal(size=(n, n_labels)), pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel", "sequential"])
 @pytest.mark.parametrize("seed", range(3))
 def test_free_energy_is_the_objective(algorithm, seed):

@@ -220,6 +220,7 @@ def test_narrow_and_wide_numbers():
     assert best_chains(costs.astype(np.longdouble), table.astype(np.longdouble)).labels == [1]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_nodes():
     rng = np.random.default_rng(8)
     costs, table = 4 * rng.standard_normal((100_000, 3)), rng.standard_normal((3, 3))

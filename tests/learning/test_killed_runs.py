@@ -131,6 +131,7 @@ def whole(tmp_path_factory):
     return data, data.index(b"\n") + 1, expected
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(data=st.data())
 def test_a_journal_cut_or_altered_anywhere_after_its_first_line(whole, tmp_path_factory, data):

@@ -106,6 +106,7 @@ def test_rows_and_columns_by_enumeration(kind, shape):
         assert best[b].flatten().tolist() == labels[energies.argmin()].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.8, 1.0])
 def test_fixed_points_of_loopy_grids(kind, temperature):

@@ -66,6 +66,7 @@ def test_boundary_pixels_by_hand():
     assert pattern_features.on_boundary(mask)[0].tolist() == expected
 
 
+@pytest.mark.slow
 def test_classifiers_find_figures_and_their_boundaries():
     masks = ellipse_set(3, 30, size=32)
     images = photos(masks.repeat(2, axis=1).repeat(2, axis=2))

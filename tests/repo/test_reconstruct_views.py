@@ -114,6 +114,7 @@ def test_a_small_box(tmp_path):
         assert all(0.01 < np.isfinite(saved[name]).mean() < 0.9 for name in saved.files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
