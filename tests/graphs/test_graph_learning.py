@@ -192,6 +192,7 @@ def test_a_chain_as_a_graph_learns_what_the_chain_learns(optimizer: str) -> None
     assert graph.score(as_graphs(X), y) == pytest.approx(chain.score(X, y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_mini_batches_come_near_the_optimum(optimizer: str) -> None:
     X, y = chain_examples(np.random.default_rng(1))
