@@ -242,12 +242,12 @@ def expansions(scale: Scale) -> Section:
         took = fastest(
             {OURS: partial(alpha_expansion_grid, case.unary, weights)}, min(scale.repeats, 3)
         )[OURS]
-        n_cuts = result.n_cycles * n_labels
+        n_cuts = result.n_iter * n_labels
         rows.append([
-            case.name, str(result.n_cycles), milliseconds(took), milliseconds(took / n_cuts),
+            case.name, str(result.n_iter), milliseconds(took), milliseconds(took / n_cuts),
         ])
         figures.append({
-            "case": case.name, "cycles": result.n_cycles, "seconds": took,
+            "case": case.name, "cycles": result.n_iter, "seconds": took,
             "energies": result.energies.tolist(),
         })
     section.add_table(["case", "cycles", "all, ms", "a move, ms"], rows)
