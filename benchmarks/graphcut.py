@@ -48,7 +48,7 @@ except ImportError:
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 OURS, SCIPY, PYMAXFLOW = "crfield", "SciPy", "PyMaxflow"
-# Float costs become whole numbers of this many steps a unit, which SciPy needs.
+# Float costs become whole numbers of this many steps per unit, which SciPy needs.
 STEPS = 1000
 
 
@@ -63,7 +63,7 @@ class Scale:
 
 
 FULL = Scale()
-# For the tests: every line runs, and nothing of it is worth reading.
+# For the tests: every line runs, but the figures mean nothing.
 TINY = Scale(repeats=1, photo=(30, 40), volume=(4, 8, 8), tile=8)
 
 

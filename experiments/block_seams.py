@@ -98,7 +98,7 @@ def cases() -> list[Case]:
 
 
 def rows(case: Case) -> list[list[str]]:
-    """One row an overlap."""
+    """One row per overlap."""
     whole = refine(case.image, case.probabilities, **case.options())
     model = potts_model(case.probabilities.shape[-1], case.spatial, 3.0, case.bilateral, 6.0)
     table = []
