@@ -363,7 +363,7 @@ def test_large_images_are_shrunk_unless_told_otherwise(small_dataset, monkeypatc
 
 def test_what_is_missing_is_said_before_work(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("crfield.learning.objective.find_spec", lambda name: None)
-    monkeypatch.setattr("crfield.learning.optimizers.find_spec", lambda name: None)
+    monkeypatch.setattr("crfield._core.optimize.find_spec", lambda name: None)
     words = ["learn", str(tmp_path), "-o", str(tmp_path / "model")]
     assert main([*words, "--jobs", "2"]) == 2
     assert "n_jobs=2 needs joblib" in capsys.readouterr().err

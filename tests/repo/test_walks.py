@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-import walks
+
+from docs_tools import walks
 
 NEEDED = {"learn": ("scipy",), "layer": ("torch",), "chain": ("scipy",),
           "playground": ("starlette",)}
@@ -16,8 +17,8 @@ def test_the_page_has_the_way_that_the_call_takes(name):
     for package in NEEDED.get(name, ()):
         pytest.importorskip(package, reason=f"the walk {name} needs {package}")
     taken = walks.walk(name)
-    assert walks.read_walk(name) == taken, "python tests/repo/walks.py --write"
-    assert list(walks.read_walk(name)) == list(taken), "python tests/repo/walks.py --write"
+    assert walks.read_walk(name) == taken, "python -m docs_tools.walks --write"
+    assert list(walks.read_walk(name)) == list(taken), "python -m docs_tools.walks --write"
 
 
 def test_the_page_has_no_other_walks():

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.estimator import Estimator
+from crfield._core.optimize import OPTIMIZERS
 from crfield._core.validate import (
     LARGEST_COST,
     InputError,
@@ -30,7 +31,6 @@ from crfield.graphs._estimator_checks import (
 from crfield.graphs.chain_learning import ChainModel, Course, TrainingChains, learn_chains
 from crfield.graphs.chain_training import learn_piecewise, match_expectations
 from crfield.graphs.chains import Doubles, minimize_batch, sum_batch
-from crfield.learning.optimizers import OPTIMIZERS
 
 TRAININGS = ("joint", "piecewise")
 

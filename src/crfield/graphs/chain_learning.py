@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._core.optimize import Batches, minimize
 from crfield._core.validate import FloatArray, InputError, as_count
 from crfield.graphs._chain_inputs import (
     ChainBatch,
@@ -24,8 +25,6 @@ from crfield.graphs._chain_inputs import (
     check_edges,
 )
 from crfield.graphs.chains import Doubles, edge_starts, energies_of, sum_batch
-from crfield.learning.objective import Point
-from crfield.learning.optimizers import minimize
 
 # Each time an optimizer stops too early, all changes count so many times as much to it.
 _SHARPER = 1e3
@@ -227,8 +226,9 @@ def descend(
 
     scale : units of the parameters in which the gradient is compared with `tol`, and in which "gd",
         "cg" and "lbfgs" take their steps; those of mini-batches have the length `step_size`.
+    options : of `Batches`.
     """
-    count, none = as_count(max_iter, "max_iter"), np.zeros((0, 0), np.int64)
+    count = as_count(max_iter, "max_iter")
     units = np.ones_like(start) if optimizer in ("adam", "sgd") else scale
     known: dict[bytes, tuple[float, Doubles]] = {}
     vector, gap = start, np.inf
@@ -236,14 +236,13 @@ def descend(
     # Optimizers stop at changes that are small beside the value, or beside 1.
     shift, factor = 0.0, 1.0
 
-    def point(x: Doubles, chains: Sequence[int] | None) -> Point:
+    def rescaled(x: Doubles, chains: Sequence[int] | None) -> tuple[float, Doubles]:
         value, gradient = evaluate(x, chains)
         if chains is None:
             known[x.tobytes()] = value, gradient
-        value = factor * (value - shift)
-        return Point(value, value, factor * gradient, none)
+        return factor * (value - shift), factor * gradient
 
-    def progress(x: Doubles) -> bool:
+    def watch(x: Doubles) -> bool:
         nonlocal vector, gap
         value, gradient = known.get(x.tobytes()) or evaluate(x, None)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
@@ -256,10 +255,13 @@ def descend(
         values.append(value)
         return gap <= tol
 
-    is_settled = progress(start)
+    is_settled = watch(start)
     while not is_settled and len(values) <= count:
         done = len(values)
-        minimize(point, vector, units, optimizer, count + 1 - done, progress, **options)
+        minimize(
+            rescaled, vector, optimizer, max_iter=count + 1 - done, callback=watch,
+            batches=Batches(**options), scale=units,
+        )
         is_settled = gap <= tol
         if len(values) == done:  # no step leads down
             break

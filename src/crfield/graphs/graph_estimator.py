@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.estimator import Estimator
+from crfield._core.optimize import OPTIMIZERS
 from crfield._core.validate import (
     LARGEST_COST,
     InputError,
@@ -43,7 +44,6 @@ from crfield.graphs.graph_learning import (
 from crfield.graphs.graph_results import GraphResult
 from crfield.graphs.log_linear import FeatureGraph, Term, Weights
 from crfield.graphs.propagation import infer_graph
-from crfield.learning.optimizers import OPTIMIZERS
 
 TRAININGS = ("joint", "piecewise")
 DECODINGS = ("map", "marginals")
