@@ -6,8 +6,8 @@ chosen for each of them on words that are held out, then all training words are 
 letters and whole words of the test that are read right; the picture shows the first words of the
 test, wrong letters in red.
 
---data is a folder with ocr_letters/letters.npz (words of Kassel, 16 x 8 pixels a letter), of which
-fold 0 is trained on and the other nine are tested on; without it words are made up.
+--data is a folder with ocr_letters/letters.npz (words of Kassel, 16 x 8 pixels per letter): fold 0
+is for training and the other nine for testing. Without it, words are made up.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def load_words(folder: Path) -> tuple[Words, Words]:
 
 
 def features_of(images: Sequence[NDArray[Any]]) -> list[NDArray[np.float64]]:
-    """Pixels, a row a letter: a list of (T, F)."""
+    """Pixels, one row per letter: a list of (T, F)."""
     return [word.reshape(len(word), -1).astype(np.float64) for word in images]
 
 

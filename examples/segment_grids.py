@@ -226,7 +226,7 @@ def parsed_options() -> argparse.Namespace:
     add("--noise", type=float, default=0.35, help="noise of colors (default: %(default)s)")
     add("--C", type=float, default=1.0, help="inverse ridge (default: %(default)s)")
     add("--max-iter", type=int, default=80, help="iterations (default: %(default)s)")
-    add("--zoom", type=int, default=5, help="screen pixels a pixel (default: %(default)s)")
+    add("--zoom", type=int, default=5, help="screen pixels per pixel (default: %(default)s)")
     add("--quick", action="store_true", help="two small scenes, or a few snakes")
     add("-o", "--output", type=Path, default=Path("segment_grids"),
         help="folder (default: %(default)s)")

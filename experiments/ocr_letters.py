@@ -186,7 +186,7 @@ def networks(split: Split, seed: int) -> list[Outcome]:
 
 
 def one_fold_table(outcomes: list[Outcome]) -> str:
-    """A row an outcome."""
+    """One row per outcome."""
     return markdown_table(
         ["training", "features", "C", "letters right, training", "letters right, test",
          "words right, test", "seconds to train", "largest gap of expectations"],
@@ -219,7 +219,7 @@ def nine_folds_table(outcomes: list[Outcome]) -> str:
 
 
 def features_table(scores: dict[str, dict[str, float]]) -> str:
-    """Held-out scores, a row a set of features and a column a strength."""
+    """Held-out scores, one row per set of features and one column per strength."""
     columns = list(next(iter(scores.values())))
     return markdown_table(
         ["features", *(f"C = {float(column):g}" for column in columns)],
@@ -274,9 +274,9 @@ def write_report(kept: dict[str, Any], split: Split, n_distinct: int) -> None:
         f"({len(split.test)} words, {split.test.lengths.sum()} letters) are tested on. C and the "
         f"features are chosen on {split.held.sum()} of the training words, and features were "
         "thought up looking at that fold alone. The gap is the largest "
-        "difference of an observed and an expected feature, a word, that the ridge does not "
-        "explain. Published figures for this protocol, likelihood and pixels are 0.714 for letters "
-        "alone and 0.788 for a chain.",
+        "difference between an observed and an expected feature, per word, that the ridge does "
+        "not explain. Published figures for this protocol, likelihood and pixels are 0.714 for "
+        "letters alone and 0.788 for a chain.",
         one_fold_table(found["one"] + found["features"]),
         "Of the words held out, letters right by features and C, chain trained jointly on the "
         "others:",
