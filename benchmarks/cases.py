@@ -8,6 +8,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from crfield import InferenceResult, unary_from_labels
+from crfield._core.threads import usable_cores
+from crfield.datasets import load_sample
 from experiments.common import (
     HAS_PYDENSECRF,
     STANDARD,
@@ -15,12 +21,6 @@ from experiments.common import (
     label_major,
     run_pydensecrf,
 )
-from numpy.typing import NDArray
-from PIL import Image
-
-from crfield import InferenceResult, unary_from_labels
-from crfield._core.threads import usable_cores
-from crfield.datasets import load_sample
 
 try:
     from pydensecrf import densecrf, utils

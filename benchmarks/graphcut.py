@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import maximum_flow
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.cases import Disagreement, photo_case, volume_case
 from benchmarks.measure import (
     Candidates,
@@ -31,8 +29,6 @@ from benchmarks.measure import (
     run_sections,
     times,
 )
-from experiments.common import REPOSITORY, Float32, provenance
-
 from crfield.graphcut import (
     alpha_expansion_grid,
     contrast_weights,
@@ -40,6 +36,7 @@ from crfield.graphcut import (
     grid_offsets,
 )
 from crfield.graphcut.neighborhood import pairs_region
+from experiments.common import REPOSITORY, Float32, provenance
 
 try:
     import maxflow

@@ -17,12 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.cases import Disagreement
 from benchmarks.measure import Section, fastest, milliseconds, ratio, run_sections, times
-from experiments.common import REPOSITORY, provenance
-
 from crfield._core.threads import usable_cores
 from crfield.graphs import (
     FactorGraph,
@@ -33,6 +29,7 @@ from crfield.graphs import (
     infer_graph,
     log_linear_loss,
 )
+from experiments.common import REPOSITORY, provenance
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 # Float32 messages after a hundred iterations.

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
+
 from benchmarks.cases import ITERATIONS, Case, Scale, check_case, photo_case, tiled_case
 from benchmarks.measure import (
     Candidates,
@@ -17,10 +18,9 @@ from benchmarks.measure import (
     ratio,
     times,
 )
-from experiments.common import STANDARD
-
 from crfield.dense.filters import GridFilter, TableFilter
 from crfield.dense.observation import observe
+from experiments.common import STANDARD
 
 FLOAT_BYTES, INDEX_BYTES = 4, 4
 # Arithmetic of a softmax for each label: maximum, difference, exponential, sum, scaling.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from benchmarks.cases import Disagreement
 from experiments.common import markdown_table
 

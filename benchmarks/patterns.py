@@ -17,14 +17,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.cases import Disagreement
 from benchmarks.measure import Section, fastest, milliseconds, ratio, run_sections, times
-from experiments.common import REPOSITORY, provenance
-
 from crfield.datasets import ellipse_set, noisy_unaries
 from crfield.patterns import PatternCRF, PatternInputs, infer, learn_patterns, pretrain
+from experiments.common import REPOSITORY, provenance
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 

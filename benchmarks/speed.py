@@ -17,10 +17,9 @@ from benchmarks.cases import (
     volume_case,
 )
 from benchmarks.measure import Candidates, Section, fastest, milliseconds, ratio, times
-from experiments.common import HAS_PYDENSECRF
-
 from crfield import InferenceResult
 from crfield._core.threads import usable_cores
+from experiments.common import HAS_PYDENSECRF
 
 ONE, ALL, THEIRS = "crfield, 1 thread", "crfield, all threads", "pydensecrf"
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from calibrated_views import Floats, Scene, View
 from numpy.typing import NDArray
 
+from calibrated_views import Floats, Scene, View
 from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer_rays
 from crfield.graphs.photo_consistency import (
     correlate_windows,

@@ -7,23 +7,18 @@ error is compared with what blocks measure of each other at their seams and with
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from experiments.common import markdown_table, provenance, report
-
 from crfield import refine, refine_blocks
 from crfield.blocks.blocks import outside_share
 from crfield.datasets import load_sample, noisy_probabilities, sample_names
 from crfield.refinement import potts_model
+from experiments.common import markdown_table, provenance, report
 
 OVERLAPS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0)
 ITERATIONS = 10

@@ -7,7 +7,6 @@ border, marked 255 in the true labels, do not count.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run as a script
-
-from experiments.common import markdown_table, provenance, report
-
 import crfield
 from crfield.app.settings import Settings
 from crfield.refinement import potts_model
+from experiments.common import markdown_table, provenance, report
 
 Labels = NDArray[np.uint8]
 Row = tuple[float, float, float, float]

@@ -22,19 +22,6 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from experiments.common import (
-    REPOSITORY,
-    STANDARD,
-    Labels,
-    markdown_table,
-    names_in,
-    parse_data_folder,
-    provenance,
-    report,
-)
-
 from crfield import Bilateral, DenseCRF, Pairwise, Spatial, Symmetric, unary_from_probabilities
 from crfield.learning import (
     Inference,
@@ -50,6 +37,16 @@ from crfield.metrics import (
     mean_iou,
     paired_bootstrap,
     pixel_accuracy,
+)
+from experiments.common import (
+    REPOSITORY,
+    STANDARD,
+    Labels,
+    markdown_table,
+    names_in,
+    parse_data_folder,
+    provenance,
+    report,
 )
 
 LABELS = ("background", "anterior", "posterior")

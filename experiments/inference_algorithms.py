@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from crfield import InferenceResult, refine, unary_from_labels
+from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
 from experiments.common import (
     PAPER,
     VOC_LABELS,
@@ -30,9 +29,6 @@ from experiments.common import (
     provenance,
     report,
 )
-
-from crfield import InferenceResult, refine, unary_from_labels
-from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
 
 ITERATIONS = 5
 CONFIDENCE = 0.7

@@ -11,22 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from crfield.graphs import ChainClassifier
 from experiments.common import RESULTS, markdown_table, parse_data_folder, provenance, report
 from experiments.ocr_features import DESCRIPTIONS, LETTERS, Words, load_words
-
-from crfield.graphs import ChainClassifier
 
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 HELD_OUT = 0.2

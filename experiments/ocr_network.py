@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from experiments.ocr_features import HEIGHT, LETTERS, WIDTH, Words
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from crfield.nn import ChainCRF
+from experiments.ocr_features import HEIGHT, LETTERS, WIDTH, Words
 
 N_CHANNELS, N_HIDDEN, DROPOUT = 16, 128, 0.2
 BATCH_SIZE, STEP_SIZE, DECAY = 32, 3e-3, 1e-3

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from experiments.common import Float32
 from numpy.typing import NDArray
 from scipy import fft, ndimage
 from sklearn.linear_model import LogisticRegression
@@ -21,6 +20,7 @@ from sklearn.neural_network import MLPClassifier
 
 from crfield import unary_from_logits
 from crfield.dense.observation import rgb_to_lab
+from experiments.common import Float32
 
 Images = NDArray[np.uint8]
 Masks = NDArray[np.uint8]

@@ -10,21 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from scipy import stats
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from experiments.common import RESULTS, Float32, markdown_table, provenance, report
 
 from crfield.datasets.ellipses import N_LEVELS, ellipse_set, noisy_unaries
 from crfield.patterns import (
@@ -40,6 +34,7 @@ from crfield.patterns.pictures import mask_tiles, pattern_tiles
 from crfield.patterns.variability import variability
 from crfield.show.axes import round_ticks, tick_names
 from crfield.show.pictures import side_by_side, stack
+from experiments.common import RESULTS, Float32, markdown_table, provenance, report
 
 # Fixed beforehand, on figures of other seeds than those reported.
 N_TRAIN, N_OTHER, N_TEST = 300, 100, 200

@@ -14,9 +14,11 @@ from crfield._core.validate import (
     as_array,
     as_choice,
     as_count,
+    as_image,
     check_finite,
     check_memory,
     first_index,
+    image_spacing,
     shown,
 )
 from crfield.dense.compatibility import Potts
@@ -32,7 +34,6 @@ from crfield.dense.meanfield import Callback
 from crfield.dense.model import DenseCRF
 from crfield.dense.pairwise import Pairwise
 from crfield.dense.results import InferenceResult
-from crfield.io.pixels import image_array, image_spacing
 from crfield.unary.costs import UNKNOWN, unary_from_labels, unary_from_probabilities
 from crfield.unary.scribbles import check_unpainted, unary_from_scribbles
 
@@ -106,7 +107,7 @@ def refine(
     check_model(model)
     values = as_array(probabilities_or_labels, "probabilities_or_labels")
     if image is not None:
-        given, image = image, image_array(image)
+        given, image = image, as_image(image)
         if spacing is None:
             spacing = image_spacing(given, min(image.ndim, 3))
     if values.dtype.kind in "iub":

@@ -19,18 +19,18 @@ from PIL import Image
 from crfield._core.atomic import atomic_path
 from crfield._core.validate import InputError
 from crfield.blocks.parts import Parts
+from crfield.io.arrays import write_array
 from crfield.io.images import (
     file_stem,
     file_suffix,
     open_array,
+    pillow_unlimited,
     read_image,
     read_labels,
     read_probabilities,
-    write_array,
     write_labels,
     write_picture,
 )
-from crfield.io.pillow import pillow_unlimited
 
 RNG = np.random.default_rng(0)
 PALETTE = bytes(range(0, 30))  # ten colors

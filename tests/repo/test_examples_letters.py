@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import read_letters
+
 pytest.importorskip("scipy", reason="learning needs SciPy")
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "read_letters.py"
-if not SCRIPT.exists():
-    pytest.skip("an sdist comes without the examples", allow_module_level=True)
-sys.path.insert(0, str(SCRIPT.parent))
-
-import read_letters  # noqa: E402
 
 
 def test_a_chain_reads_more_than_letters_alone(tmp_path):

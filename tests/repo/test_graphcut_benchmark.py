@@ -1,17 +1,8 @@
 """The benchmark of graph cuts at a size that times nothing."""
 
 import json
-import sys
-from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-if not (ROOT / "benchmarks").is_dir():
-    pytest.skip("an sdist comes without the benchmarks", allow_module_level=True)
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import graphcut  # noqa: E402
+from benchmarks import graphcut
 
 
 def test_every_part_runs_and_is_written(tmp_path, capsys):

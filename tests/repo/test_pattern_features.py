@@ -1,7 +1,5 @@
 """The costs and boundary maps that the experiments with patterns start from."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,14 +7,8 @@ import pytest
 from PIL import Image
 
 from crfield.datasets import ellipse_set
-
-ROOT = Path(__file__).resolve().parents[2]
-if not (ROOT / "experiments").is_dir():
-    pytest.skip("an sdist comes without the experiments", allow_module_level=True)
-sys.path.insert(0, str(ROOT))
-
-from experiments import pattern_data, pattern_features  # noqa: E402
-from experiments.pattern_data import FoldedClassifiers, Source, Windows  # noqa: E402
+from experiments import pattern_data, pattern_features
+from experiments.pattern_data import FoldedClassifiers, Source, Windows
 
 
 def photos(masks, seed=0):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,9 @@ from PIL import Image
 
 from crfield import unary_from_probabilities
 from crfield.datasets import synthetic_scenes
+from docs_tools.pages import check_command, inline_commands, read_blocks, run_page
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-from pages import check_command, inline_commands, read_blocks, run_page  # noqa: E402
-
 README = ROOT / "README.md"
 SIZE, N_LABELS = (12, 16), 4
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.threads import thread_count
-from crfield._core.validate import FloatArray, InputError, as_choice, shown
+from crfield._core.validate import FloatArray, InputError, as_choice, image_spacing, shown
 from crfield.blocks.inputs import (
     BlockInputs,
     Reader,
@@ -40,7 +40,6 @@ from crfield.dense.model import DenseCRF
 from crfield.dense.observation import Window, observe
 from crfield.dense.results import InferenceStatus
 from crfield.io.arrays import label_dtype
-from crfield.io.pixels import image_spacing
 from crfield.refinement import check_model, model_for
 from crfield.unary.costs import UNKNOWN
 

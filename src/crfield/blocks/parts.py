@@ -17,8 +17,15 @@ from numpy.typing import NDArray
 
 from crfield._core.atomic import atomic_path
 from crfield._core.foreign import UnusableArray, is_from, is_spatial_image, turned_voxels
-from crfield._core.validate import InputError, as_array, as_count, as_path, check_memory, shown
-from crfield.io.pixels import image_array
+from crfield._core.validate import (
+    InputError,
+    as_array,
+    as_count,
+    as_image,
+    as_path,
+    check_memory,
+    shown,
+)
 
 Slices = tuple[slice, ...]
 
@@ -88,7 +95,7 @@ class Parts:
         if is_spatial_image(values):
             self._source = _TurnedImage(values, name)
         elif is_from(values, "PIL") and name == "image":
-            self._source = image_array(values)
+            self._source = as_image(values)
         elif all(hasattr(values, needed) for needed in ("shape", "dtype", "__getitem__")):
             self._source = values
         else:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crfield.io.images import ImageFile, file_stem, write_array, write_picture
+from crfield.io.arrays import write_array
+from crfield.io.images import ImageFile, file_stem, write_picture
 from crfield.show import pictures
 
 _MOST_NAMED = 8  # labels in one sentence

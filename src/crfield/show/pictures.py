@@ -18,12 +18,12 @@ from crfield._core.validate import (
     InputError,
     as_array,
     as_count,
+    as_image,
     as_scalar,
     check_finite,
     check_memory,
     shown,
 )
-from crfield.io.pixels import image_array
 from crfield.show.axes import round_ticks, tick_names
 from crfield.show.palette import distinct_colors, uncertainty_ramp
 
@@ -260,7 +260,7 @@ def _middle_slice(array: Array, plane_axes: int) -> Array:
 
 def _display(image: Array | Image.Image, grid_axes: int) -> Bytes:
     """Image `(*grid[, C])` as bytes `(H, W, 3)`; other types than bytes are stretched to them."""
-    pixels = image_array(image)
+    pixels = as_image(image)
     if pixels.ndim not in (grid_axes, grid_axes + 1) or pixels.size == 0:
         raise InputError(
             f"image must be an array of {grid_axes} axes and perhaps channels, got {pixels.dtype} "

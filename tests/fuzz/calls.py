@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fuzz_values import FLOAT_TYPES, WHOLE_TYPES, WRONG_ARRAYS, WRONG_COUNTS, Array, Maker
 
 import crfield
 from crfield import DenseCRF, InferenceResult
 from crfield.dense.filters import METHODS, make_filter
 from crfield.dense.meanfield import ALGORITHMS
+from tests.fuzz.values import FLOAT_TYPES, WHOLE_TYPES, WRONG_ARRAYS, WRONG_COUNTS, Array, Maker
 
 # What the library lets a free energy rise by, as a share of |F| + N log L.
 ROUNDING = {"float32": 1e-6, "float64": 1e-12}

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("resource", reason="limits as POSIX systems have them")
 pytest.importorskip("nibabel")
 pytest.importorskip("tifffile")
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-import fuzz
-import fuzz_mutations
-from fuzz_calls import Call, Wrong
-from fuzz_values import Maker
+from tests.fuzz import run as fuzz
+from tests.fuzz.calls import Call, Wrong
+from tests.fuzz.mutations import damaged
+from tests.fuzz.values import Maker
 
 CASES = 40
 
@@ -58,8 +54,8 @@ def test_gentle_files_stay_whole_and_hostile_ones_do_not():
     content = bytes(range(256)) * 4
     maker = Maker([1])
     maker.hostile = False
-    assert fuzz_mutations.damaged(maker, content) == content
+    assert damaged(maker, content) == content
     maker.hostile = True
-    damaged = [fuzz_mutations.damaged(maker, content, b"other" * 50) for _ in range(60)]
-    assert sum(data != content for data in damaged) > 50
-    assert len({len(data) for data in damaged}) > 10
+    spoiled = [damaged(maker, content, b"other" * 50) for _ in range(60)]
+    assert sum(data != content for data in spoiled) > 50
+    assert len({len(data) for data in spoiled}) > 10

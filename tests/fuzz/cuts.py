@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from fuzz_calls import Call, require
-from fuzz_spoil import call, spoiled
-from fuzz_values import Maker
 
 from crfield import graphcut, patterns
+from tests.fuzz.calls import Call, require
+from tests.fuzz.spoil import call, spoiled
+from tests.fuzz.values import Maker
 
 
 def make_cut(maker: Maker) -> Call:

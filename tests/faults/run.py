@@ -16,14 +16,12 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import faults_data  # noqa: F401
-import faults_disk  # noqa: F401
-import faults_kills  # noqa: F401
-import faults_system  # noqa: F401
 import numpy as np
-from faults_world import KINDS, SCRATCH, Findings, Kind, World, fresh
 
-TABLE = Path(__file__).parents[1] / "docs" / "faults.md"
+from tests.faults import data, disk, kills, system  # noqa: F401
+from tests.faults.world import KINDS, SCRATCH, Findings, Kind, World, fresh
+
+TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
 HEADER = """\
 # Faults
 
@@ -32,8 +30,8 @@ random from a seed. *Lost*: a file that was there before is gone, or work that w
 not come back. *Corrupted*: a file under its final name that is not whole, or a result that differs
 from that of a run which was left alone, bit for bit. *Unclear*: anything but a sentence that says
 what happened: a traceback, a crash, half-written files left behind by a run that could have tidied
-up. `python tools/faults.py` makes this table again, `--kind` one line of it;
-`tests/repo/test_faults.py` does a few tries of every kind.
+up. `python -m tests.faults.run` makes this table again, `--kind` one line of it;
+`tests/faults/test_faults.py` does a few tries of every kind.
 
 A run that is killed outright leaves at most one hidden file, `.<16 hex digits>.<suffix>`, beside
 the file that it was writing; nothing ever reads it, and it may be deleted.
@@ -93,8 +91,8 @@ def run_kind(kind: Kind, world: World, seed: int, numbers: range | list[int]) ->
         found = attempt(kind, world, seed, number)
         line.add(found)
         if found:
-            print(f"\nFINDING: {kind.name}\n{found}\nRepeat with: python tools/faults.py --seed "
-                  f"{seed} --kind {kind.name!r} --try {number}", flush=True)
+            print(f"\nFINDING: {kind.name}\n{found}\nRepeat with: python -m tests.faults.run "
+                  f"--seed {seed} --kind {kind.name!r} --try {number}", flush=True)
     return line
 
 

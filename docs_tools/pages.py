@@ -34,7 +34,7 @@ PARSED_ONLY = {
 }
 # What a reader's shell does and a test cannot: the arguments of these are looked at instead.
 ALLOWED = ("pip", "python", "make", "cd", "git", "source", ".", "mkdocs", "jupyter")
-SCRIPT_FOLDERS = ("benchmarks", "examples", "experiments", "tools")
+SCRIPT_FOLDERS = ("benchmarks", "docs_tools", "examples", "experiments", "tests", "tools")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def check_command(line: str) -> None:
         unknown = [word for word in words if word.startswith("-") and word not in options]
         assert not unknown, f"{line}: no such option {unknown}"
         return
-    assert words[0] in ALLOWED, f"{line}: a command that no test knows; see tools/pages.py"
+    assert words[0] in ALLOWED, f"{line}: a command that no test knows; see docs_tools/pages.py"
     if words[0] == "pip" or words[:3] == ["python", "-m", "pip"]:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
         extras = re.findall(r"(?:\.|crfield)\[([\w,-]+)\]", line)
@@ -126,10 +126,12 @@ def check_command(line: str) -> None:
         makefile = (ROOT / "Makefile").read_text("utf-8")
         for target in (word for word in words[1:] if "=" not in word):
             assert re.search(rf"^{re.escape(target)}:", makefile, re.M), f"{line}: no {target}"
-    if words[0] == "python" and words[1] != "-m":
-        script = ROOT / words[1]
-        assert words[1].split("/")[0] in SCRIPT_FOLDERS, f"{line}: a script of the reader's"
-        assert script.is_file() or not script.parent.is_dir(), f"{line}: no such file"
+    if words[0] == "python":
+        module = words[1] == "-m"
+        script = f"{words[2].replace('.', '/')}.py" if module else words[1]
+        ours = script.split("/")[0] in SCRIPT_FOLDERS
+        assert ours or module, f"{line}: a script of the reader's"
+        assert not ours or (ROOT / script).is_file(), f"{line}: no such file"
 
 
 def _subcommands() -> dict[str, argparse.ArgumentParser]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pages import run_tutorial, save_picture
 from PIL import Image, ImageDraw, ImageFont
 
 from crfield.show.pictures import label_palette, side_by_side
+from docs_tools.pages import run_tutorial, save_picture
 
 SCALE = 3  # drawn larger and reduced, which smooths every edge
 SIZE = (380, 320)

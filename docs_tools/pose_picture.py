@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pages import run_tutorial, save_picture
 from PIL import Image, ImageDraw
 
 from crfield.show.pictures import label_palette, side_by_side
+from docs_tools.pages import run_tutorial, save_picture
 
 SCALE = 4
 LIMB = "#e5e7eb"

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults_processes import (
+from PIL import Image
+
+from crfield import DenseCRF, Pairwise, Potts, Spatial
+from crfield.cli import main
+from crfield.io.images import read_labels, write_labels, write_picture
+from tests.faults.processes import (
     at_call,
     count_calls,
     kill_after_cpu_time,
@@ -19,7 +24,7 @@ from faults_processes import (
     some_byte,
     told,
 )
-from faults_world import (
+from tests.faults.world import (
     Findings,
     World,
     check_model,
@@ -27,11 +32,6 @@ from faults_world import (
     check_told,
     fault,
 )
-from PIL import Image
-
-from crfield import DenseCRF, Pairwise, Potts, Spatial
-from crfield.cli import main
-from crfield.io.images import read_labels, write_labels, write_picture
 
 Rng = np.random.Generator
 KILLED = -signal.SIGKILL

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults_kills import LabelFile, point
-from faults_processes import (
+
+from crfield import DenseCRF, Pairwise, Potts, Spatial
+from crfield.cli import main
+from tests.faults.kills import LabelFile, point
+from tests.faults.processes import (
     at_call,
     become_nobody,
     limit,
@@ -22,7 +25,7 @@ from faults_processes import (
     some_byte,
     told,
 )
-from faults_world import (
+from tests.faults.world import (
     JOURNAL,
     Findings,
     World,
@@ -32,9 +35,6 @@ from faults_world import (
     fault,
     fresh,
 )
-
-from crfield import DenseCRF, Pairwise, Potts, Spatial
-from crfield.cli import main
 
 Rng = np.random.Generator
 Prepare = Callable[[], Any]

@@ -1,6 +1,6 @@
 """Thousands of requests that no page would send, against a playground that must go on serving.
 
-    python tools/hostile_requests.py [--requests 10000] [--seed 0]
+    python -m tests.app.hostile_requests [--requests 10000] [--seed 0]
 
 Wrong types, huge sizes, path tricks, foreign Host and Origin, truncated and mutated images, label
 maps, probabilities and models, malformed HTTP. Every answer must be 4xx (or a connection that is

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pages import run_tutorial, save_picture
 from PIL import Image, ImageDraw, ImageFont
 
 from crfield.show.pictures import side_by_side
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-from read_letters import CELL, GAP, INK, draw_readings, picture_of
+from docs_tools.pages import run_tutorial, save_picture
+from examples.read_letters import CELL, GAP, INK, draw_readings, picture_of
 
 N_WORDS = 6
 

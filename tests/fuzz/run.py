@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz_calls import (
+
+from crfield import DenseCRF, InputError
+from tests.fuzz.calls import (
     Call,
     Wrong,
     make_energy,
@@ -36,13 +38,11 @@ from fuzz_calls import (
     make_refine,
     make_unary,
 )
-from fuzz_cuts import make_cut, make_patterns
-from fuzz_files import make_checkpoint, make_folder, make_image, make_load, make_uai
-from fuzz_graphs import make_chains, make_graph, make_pose, make_rays
-from fuzz_learning import make_dataset, make_learn, make_metric, make_picture, make_shim
-from fuzz_values import Maker
-
-from crfield import DenseCRF, InputError
+from tests.fuzz.cuts import make_cut, make_patterns
+from tests.fuzz.files import make_checkpoint, make_folder, make_image, make_load, make_uai
+from tests.fuzz.graphs import make_chains, make_graph, make_pose, make_rays
+from tests.fuzz.learning import make_dataset, make_learn, make_metric, make_picture, make_shim
+from tests.fuzz.values import Maker
 
 SLOWEST_CASE_S = 20
 LEAST_VALID_SHARE = 1 / 3
@@ -99,7 +99,8 @@ def run_all(seed: int, seconds: float) -> int:
         if ending.outcome == FINDING and ending.where not in findings:
             findings[ending.where] = number, ending
             print(f"\nFINDING in {ending.entry}, {ending.where}\n{ending.text}\n"
-                  f"Repeat with: python tools/fuzz.py --seed {seed} --case {number}", flush=True)
+                  f"Repeat with: python -m tests.fuzz.run --seed {seed} --case {number}",
+                  flush=True)
     print(f"\nseed {seed}\n{'':11}{VALID:>9}{REFUSED:>9}{FINDING:>9}")
     entries = [*MAKERS, *sorted({entry for entry, _ in counts} - set(MAKERS))]
     for entry in entries:
@@ -121,7 +122,7 @@ def endings(seed: int, deadline: float) -> Iterator[tuple[int, Ending]]:
         with tempfile.TemporaryFile("w+") as errors:
             words = ["--seed", str(seed), "--child-from", str(number), "--seconds", str(left)]
             child = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", __file__, *words],
+                [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz.run", *words],
                 stdout=subprocess.PIPE, stderr=errors, text=True,
             )
             assert child.stdout is not None

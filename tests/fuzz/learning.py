@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fuzz_calls import Call, require
-from fuzz_spoil import call, check_sums, spoiled
-from fuzz_values import Maker
 from PIL import Image
 
 from crfield import DenseCRF, Pairwise, datasets, metrics
@@ -19,6 +16,9 @@ from crfield.learning import Inference, learn
 from crfield.learning.learner import LOSSES
 from crfield.patterns.variability import variability
 from crfield.show import pictures
+from tests.fuzz.calls import Call, require
+from tests.fuzz.spoil import call, check_sums, spoiled
+from tests.fuzz.values import Maker
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A few tries of every kind of fault that `tools/faults.py` knows: nothing lost, all explained."""
+"""A few tries of every kind of fault that `run.py` knows: nothing lost, all explained."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ pytest.importorskip("joblib")
 if not hasattr(os, "fork") or not sys.platform.startswith("linux"):
     pytest.skip("needs fork, limits and /proc as Linux has them", allow_module_level=True)
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-import faults
-import faults_kills
-import faults_processes
-import faults_world
-
 from crfield import DenseCRF, InputError
 from crfield.cli import main
 from crfield.io.arrays import read_npy
 from crfield.io.images import write_labels, write_picture
+from tests.faults import kills, processes
+from tests.faults import run as faults
+from tests.faults.world import SCRATCH, World
 
 # In a fresh interpreter each, or with workers that have to start.
 SLOW = ("nobody listens", "odd surroundings", "a worker is killed")
@@ -37,8 +34,8 @@ QUICK = ("killed while saving a model", "killed while writing labels",
 @pytest.fixture(scope="module")
 def world():
     # Not pytest's folder, which is closed to other users.
-    with tempfile.TemporaryDirectory(dir=faults_world.SCRATCH) as name:
-        yield faults_world.World(Path(name))
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as name:
+        yield World(Path(name))
 
 
 @pytest.mark.parametrize("kind", faults.KINDS, ids=lambda kind: kind.name.replace(" ", "-"))
@@ -50,13 +47,13 @@ def test_nothing_is_lost_corrupted_or_unclear(kind, world):
 
 
 def test_any_of_the_last_calls_of_saving_may_be_its_last(world, tmp_path):
-    path, last = tmp_path / "model", faults_kills.calls_of(world, "save")
+    path, last = tmp_path / "model", kills.calls_of(world, "save")
     codes = set()
     # How many calls there are varies a little from process to process: on until one gets through.
     for number in range(max(1, last - 200), last + 500):
         path.write_bytes(world.learned)
-        kill = faults_processes.at_call(number, faults_processes.send(signal.SIGKILL))
-        codes.add(faults_processes.run_child(lambda: world.model.save(path), kill).code)
+        kill = processes.at_call(number, processes.send(signal.SIGKILL))
+        codes.add(processes.run_child(lambda: world.model.save(path), kill).code)
         assert path.read_bytes() in (world.learned, world.start.read_bytes()), number
         if 0 in codes:
             break
@@ -78,8 +75,8 @@ def test_terminated_runs_tidy_up_and_restore_the_signal(world, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     assert main(["refine", str(tmp_path / "none.png"), "--labels", "none.png"]) == 2
     assert signal.getsignal(signal.SIGTERM) is before
-    stop = faults_processes.at_call(5000, faults_processes.send(signal.SIGTERM))
-    ended = faults_processes.run_child(lambda: main(world.learn(tmp_path / "model")), stop)
+    stop = processes.at_call(5000, processes.send(signal.SIGTERM))
+    ended = processes.run_child(lambda: main(world.learn(tmp_path / "model")), stop)
     assert ended.code == 130
     assert ended.err.startswith("crfield: interrupted")
 
@@ -139,8 +136,8 @@ def test_a_disk_that_keeps_a_part_of_a_picture_does_not_pass_for_done(suffix, tm
 
     write(old)
     before = path.read_bytes()
-    few = faults_processes.limit_files(len(before) - 100, kill=False)
-    ended = faults_processes.run_child(lambda: faults_processes.told(lambda: write(new)), few)
+    few = processes.limit_files(len(before) - 100, kill=False)
+    ended = processes.run_child(lambda: processes.told(lambda: write(new)), few)
     assert ended.code == 2
     assert "file too large; make room there" in ended.err
     assert path.read_bytes() == before
@@ -153,10 +150,10 @@ def test_unreadable_models_are_not_called_damaged(world):
     path.chmod(0)
 
     def load():
-        faults_processes.become_nobody()
+        processes.become_nobody()
         try:
             DenseCRF.load(path)
         except InputError as error:
             print(error)
 
-    assert "permission denied" in faults_processes.run_child(load).out
+    assert "permission denied" in processes.run_child(load).out

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from fuzz_calls import Call, require
-from fuzz_values import (
+
+from tests.fuzz.calls import Call, require
+from tests.fuzz.values import (
     FLOAT_TYPES,
     SPECIAL_FLOATS,
     WHOLE_TYPES,

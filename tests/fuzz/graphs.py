@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from fuzz_calls import Call, require
-from fuzz_spoil import call, check_sums, spoiled
-from fuzz_values import Maker
 
 from crfield import graphs
 from crfield.graphs.propagation import SCHEDULES
+from tests.fuzz.calls import Call, require
+from tests.fuzz.spoil import call, check_sums, spoiled
+from tests.fuzz.values import Maker
 
 
 def costs_of(maker: Maker, shape: tuple[int, ...], forbid: float = 0.1) -> Any:

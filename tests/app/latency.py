@@ -1,13 +1,12 @@
 """How long the playground takes from a stroke to the refined picture, in a real browser.
 
 A photo of 375 x 500 pixels with three labels; from the pointer's last event to the frame that shows
-the result. `python tools/app_latency.py`, with Chromium, Playwright and the extra `app`.
+the result. `python -m tests.app.latency`, with Chromium, Playwright and the extra `app`.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -18,10 +17,16 @@ from playwright.sync_api import sync_playwright
 
 from crfield.app import RunningApp
 from crfield.datasets import load_sample
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from app_page import ARGUMENTS, CHROMIUM, DONE, open_page, paint, refined_after, until, upload
+from tests.app.app_page import (
+    ARGUMENTS,
+    CHROMIUM,
+    DONE,
+    open_page,
+    paint,
+    refined_after,
+    until,
+    upload,
+)
 
 SIZE = (500, 375)  # width, height
 FIRST = (((0.1, 0.1), (0.8, 0.05)), ((0.45, 0.45), (0.6, 0.5)), ((0.2, 0.9), (0.8, 0.95)))

@@ -8,9 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from faults_kills import point
-from faults_processes import at_call, run_child, told
-from faults_world import (
+
+from crfield.cli import main
+from tests.faults.kills import point
+from tests.faults.processes import at_call, run_child, told
+from tests.faults.world import (
     JOURNAL,
     Findings,
     World,
@@ -20,8 +22,6 @@ from faults_world import (
     fault,
     write_dataset,
 )
-
-from crfield.cli import main
 
 Rng = np.random.Generator
 

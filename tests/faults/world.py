@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults_processes import Ended, run_child
 from PIL import Image
 
 from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial
 from crfield.cli import main
 from crfield.datasets import synthetic_scenes
 from crfield.patterns import PatternCRF, PatternInputs, Patterns, learn_patterns
+from tests.faults.processes import Ended, run_child
 
 N_LABELS = 3
 SIZE = (10, 12)

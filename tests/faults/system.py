@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults_data import other_data
-from faults_kills import point
-from faults_processes import (
+from PIL import Image
+
+from crfield.cli import main
+from tests.faults.data import other_data
+from tests.faults.kills import point
+from tests.faults.processes import (
     at_call,
     become_nobody,
     limit,
@@ -21,7 +24,7 @@ from faults_processes import (
     run_program,
     start_child,
 )
-from faults_world import (
+from tests.faults.world import (
     JOURNAL,
     Findings,
     World,
@@ -31,9 +34,6 @@ from faults_world import (
     fault,
     fresh,
 )
-from PIL import Image
-
-from crfield.cli import main
 
 Rng = np.random.Generator
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fuzz_values import Maker
+from tests.fuzz.values import Maker
 
 WHOLE = "whole"
 KINDS = ("flip", "flip", "bytes", "cut", "more", "double", "drop", "zero", "splice", "number",

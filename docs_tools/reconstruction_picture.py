@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from pages import run_tutorial, save_picture
 from PIL import Image
 
 from crfield.graphs import RayModel, fuse_independent, infer_rays
 from crfield.show.pictures import side_by_side, stack
+from docs_tools.pages import run_tutorial, save_picture
 
 UNSEEN = np.array([176, 200, 222])
 HEIGHT = 216

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz_calls import Call, require
-from fuzz_mutations import damaged, falsified_text, falsify
-from fuzz_values import Maker
 from PIL import Image
 from safetensors.numpy import load, save
 
@@ -26,6 +23,9 @@ from crfield.io.images import read_image, read_labels, read_probabilities, write
 from crfield.learning.journal import Journal
 from crfield.learning.objective import Point
 from crfield.patterns import PatternCRF, PatternInputs, Patterns, learn_patterns
+from tests.fuzz.calls import Call, require
+from tests.fuzz.mutations import damaged, falsified_text, falsify
+from tests.fuzz.values import Maker
 
 MAX_PIXELS = 10_000
 PICTURES = (".png", ".tif", ".jpg", ".bmp", ".gif", ".ppm", ".webp", ".nii", ".nii.gz", ".jp2")

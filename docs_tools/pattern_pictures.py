@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from pages import run_tutorial, save_picture
 from PIL import Image
 
 from crfield.patterns import infer
 from crfield.patterns.pictures import mask_tiles, pattern_tiles
 from crfield.show.pictures import side_by_side
+from docs_tools.pages import run_tutorial, save_picture
 
 SHOWN = slice(0, 8)
 

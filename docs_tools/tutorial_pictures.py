@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 import numpy as np
-from pages import run_tutorial, save_picture
 from PIL import Image
 
 from crfield import refine
 from crfield.show.pictures import colorize, entropy_map, line_plot, show, side_by_side, stack
+from docs_tools.pages import run_tutorial, save_picture
 
 
 def learning(names: dict[str, Any]) -> Image.Image:

@@ -10,7 +10,7 @@ from pathlib import Path
 from crfield.cli import build_parser
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "command_line.md"
-START = "<!-- from here on written by tools/command_line_page.py -->\n"
+START = "<!-- from here on written by docs_tools/command_line_page.py -->\n"
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -85,7 +85,8 @@ def main() -> int:
     before = PAGE.read_text("utf-8")
     written = before.partition(START)[0] + START + options()
     if check and written != before:
-        print(f"{PAGE.name} is out of date; run python tools/command_line_page.py", file=sys.stderr)
+        remedy = "run python -m docs_tools.command_line_page"
+        print(f"{PAGE.name} is out of date; {remedy}", file=sys.stderr)
         return 1
     if not check:
         PAGE.write_text(written, "utf-8")
