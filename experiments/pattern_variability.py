@@ -32,8 +32,8 @@ from crfield.patterns import (
 )
 from crfield.patterns.pictures import mask_tiles, pattern_tiles
 from crfield.patterns.variability import variability
-from crfield.show.axes import round_ticks, tick_names
 from crfield.show.pictures import side_by_side, stack
+from crfield.show.svg import round_ticks, tick_names
 from experiments.common import RESULTS, Float32, markdown_table, provenance, report
 
 # Fixed beforehand, on figures of other seeds than those reported.
