@@ -227,21 +227,21 @@ class GraphExamples:
             nodes, self.labels, [self.shapes[i] for i in single], [False] * len(single),
             self.inference,
         ))]
-        for i, largest in enumerate(self.largest):
-            parts = [
-                graph.apart(i, labels)
-                for graph, labels in zip(self.graphs, self.labels, strict=True)
-                if i not in single and len(graph.terms[i])
-            ]
-            if largest is None or not parts:
-                continue
-            # Beside biases, which are not kept: how frequent labels are, the terms of single
-            # variables know already.
-            shapes = [self.shapes[i], *((1, n) for n in self.shapes[i][1:])]
-            symmetric = [self.symmetric[i], *[False] * (len(shapes) - 1)]
-            graphs, labels = zip(*parts, strict=True)
-            out.append(([i], GraphExamples(graphs, labels, shapes, symmetric, self.inference)))
+        for i, term in enumerate(self._all[0].terms):
+            if i not in single and term.features is not None and len(term):
+                out.append(([i], self._apart(i)))
         return out
+
+    def _apart(self, i: int) -> GraphExamples:
+        """Each factor of term i alone, beside biases that are not kept: how frequent labels are,
+        the terms of single variables know already."""
+        graphs, labels = zip(*(
+            graph.apart(i, known)
+            for graph, known in zip(self.graphs, self.labels, strict=True) if len(graph.terms[i])
+        ), strict=True)
+        shapes = [self.shapes[i], *((1, n) for n in self.shapes[i][1:])]
+        symmetric = [self.symmetric[i], *[False] * (len(shapes) - 1)]
+        return GraphExamples(graphs, labels, shapes, symmetric, self.inference)
 
     def _join(self, chosen: Sequence[int]) -> tuple[FeatureGraph, Labels]:
         """Some examples as one graph that falls into parts."""
