@@ -193,6 +193,18 @@ def test_a_chain_as_a_graph_learns_what_the_chain_learns(optimizer: str) -> None
     assert graph.score(as_graphs(X), y) == pytest.approx(chain.score(X, y))
 
 
+def test_a_chain_as_a_graph_is_trained_piecewise_as_the_chain() -> None:
+    X, y = chain_examples(np.random.default_rng(6))
+    settings_ = {"training": "piecewise", "tol": 1e-6, "max_iter": 500}
+    chain = ChainClassifier(**settings_).fit(X, y)
+    graph = GraphClassifier(directed=True, **settings_).fit(as_graphs(X), y)
+    np.testing.assert_allclose(graph.part_weights_, chain.part_weights_, atol=1e-3)
+    np.testing.assert_allclose(graph.coef_, chain.coef_, atol=1e-3)
+    np.testing.assert_allclose(graph.pair_coef_[0][0], chain.transition_coef_, atol=1e-3)
+    assert graph.objective_[-1] == pytest.approx(chain.objective_[-1], abs=1e-6)
+    assert graph.part_objective_[-1] == pytest.approx(chain.part_objective_[-1], abs=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_mini_batches_come_near_the_optimum(optimizer: str) -> None:
     X, y = chain_examples(np.random.default_rng(1))

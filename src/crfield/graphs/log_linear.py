@@ -516,9 +516,12 @@ def fit_piecewise(likelihood: Likelihood, descent: Descent) -> Fit:
         by_v = np.array([sum(along[i] for i in group) for group in groups])
         return value / len(examples), by_v / len(examples)
 
-    # A part may be worth so much that one more of it changes everything: steps of about its size.
-    sizes = [largest_cost(part, most) for part, most in zip(parts, examples.largest, strict=True)]
-    scale = np.array([1.0 / max(1.0, *(sizes[i] for i in group)) for group in groups])
+    # A part may cost so much that one more of it changes everything: steps of about its size.
+    sizes = [
+        np.linalg.norm(_in_units(part, most), axis=0).max(initial=1.0)
+        for part, most in zip(parts, examples.largest, strict=True)
+    ]
+    scale = np.array([1.0 / max(sizes[i] for i in group) for group in groups])
     optimizer = descent.optimizer if descent.optimizer in ("cg", "lbfgs") else "cg"
     v, course = replace(descent, optimizer=optimizer)(
         evaluate, np.ones(len(groups)), scale, len(examples)
@@ -538,5 +541,9 @@ def mutual_information(counts: Doubles) -> Doubles:
 
 def largest_cost(weights: Doubles, largest: Doubles | None) -> float:
     """A bound on the magnitude of features times weights (D, ...); largest : of each |phi_d|."""
-    sizes = np.ones(len(weights)) if largest is None else largest
-    return float(np.tensordot(sizes, np.abs(weights), 1).max(initial=0.0))
+    return float(np.abs(_in_units(weights, largest)).sum(0).max(initial=0.0))
+
+
+def _in_units(weights: Doubles, largest: Doubles | None) -> Doubles:
+    """Weights (D, ...) of features divided by their largest values (D,)."""
+    return weights if largest is None else (largest * weights.T).T
