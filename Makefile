@@ -14,10 +14,15 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 # The tests of the rooms that are built directly on the compiled core.
 NATIVE_ROOMS := tests/core tests/dense tests/graphcut tests/graphs tests/patterns
 
-.PHONY: demo test test-gpu lint docs bench sanitize fuzz faults hostile thread-check wheels install clean
+.PHONY: demo check test test-gpu lint docs bench sanitize fuzz faults hostile thread-check wheels install clean
 
 demo: install
 	$(BIN)/crfield demo -o $(OUTPUT)
+
+# What to run while working: lint, types, layers and the tests that take little time.
+check: lint
+	$(BIN)/python -m pip install -q -c constraints.txt --group test
+	CRFIELD_EXAMPLES=15 $(PYTEST) -m "not slow"
 
 test: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test

@@ -60,7 +60,7 @@ class Scale:
 
 
 FULL = Scale()
-# For the tests: every line runs, and nothing of it is worth reading.
+# For the tests: every line runs, but the figures mean nothing.
 TINY = Scale(repeats=1, sizes=((3, 5, 4), (2, 3, 2)))
 
 

@@ -45,7 +45,7 @@ except ImportError:
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 OURS, SCIPY, PYMAXFLOW = "crfield", "SciPy", "PyMaxflow"
-# Float costs become whole numbers of this many steps a unit, which SciPy needs.
+# Float costs become whole numbers of this many steps per unit, which SciPy needs.
 STEPS = 1000
 
 
@@ -60,7 +60,7 @@ class Scale:
 
 
 FULL = Scale()
-# For the tests: every line runs, and nothing of it is worth reading.
+# For the tests: every line runs, but the figures mean nothing.
 TINY = Scale(repeats=1, photo=(30, 40), volume=(4, 8, 8), tile=8)
 
 
@@ -239,12 +239,12 @@ def expansions(scale: Scale) -> Section:
         took = fastest(
             {OURS: partial(alpha_expansion_grid, case.unary, weights)}, min(scale.repeats, 3)
         )[OURS]
-        n_cuts = result.n_cycles * n_labels
+        n_cuts = result.n_iter * n_labels
         rows.append([
-            case.name, str(result.n_cycles), milliseconds(took), milliseconds(took / n_cuts),
+            case.name, str(result.n_iter), milliseconds(took), milliseconds(took / n_cuts),
         ])
         figures.append({
-            "case": case.name, "cycles": result.n_cycles, "seconds": took,
+            "case": case.name, "cycles": result.n_iter, "seconds": took,
             "energies": result.energies.tolist(),
         })
     section.add_table(["case", "cycles", "all, ms", "a move, ms"], rows)

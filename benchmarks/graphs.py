@@ -46,12 +46,12 @@ class Scale:
     large_side: int = 1000
     n_states: int = 5
     n_iter: int = 100
-    # Examples, factors an example, states and features from which each is doubled.
+    # Examples, factors per example, states and features from which each is doubled.
     learning: tuple[int, int, int, int] = (100, 40, 8, 16)
 
 
 FULL = Scale()
-# For the tests: every line runs, and nothing of it is worth reading.
+# For the tests: every line runs, but the figures mean nothing.
 TINY = Scale(repeats=1, side=8, large_side=12, n_states=3, n_iter=5, learning=(2, 3, 2, 2))
 
 

@@ -56,7 +56,7 @@ def growth(scale: Scale) -> Section:
                 f"{1e9 * each:.0f}", times(ratio(each, first)),
             ])
     section.add_table(
-        ["case", "megapixels", "ms", "ns a pixel", "ratio to the smallest"], rows
+        ["case", "megapixels", "ms", "ns per pixel", "ratio to the smallest"], rows
     )
     rows = []
     for case in by_labels:
@@ -66,7 +66,7 @@ def growth(scale: Scale) -> Section:
                 case.name, milliseconds(took), milliseconds(took / case.n_labels),
                 times(ratio(took, first)),
             ])
-    section.add_table(["case", "ms", "ms a label", "ratio to the fewest labels"], rows)
+    section.add_table(["case", "ms", "ms per label", "ratio to the fewest labels"], rows)
     section.data["seconds"] = seconds
     return section
 
@@ -77,8 +77,8 @@ class TableSize:
 
     corners : rows of the table that a point sees: of its simplex, or of its line of a grid.
     rows : of the table of vertices.
-    blur_operations : for each entry of the table: four an axis and order of a lattice, eight an
-        axis of a grid.
+    blur_operations : for each entry of the table: four per axis and order of a lattice, eight
+        per axis of a grid.
     """
 
     corners: int

@@ -40,7 +40,7 @@ class Scale:
 
 
 FULL = Scale()
-# For the tests: every line runs, and nothing of it is worth reading.
+# For the tests: every line runs, but the figures mean nothing.
 TINY = Scale(repeats=1, side=8, n_views=3, pixels=6, n_iter=3)
 
 

@@ -7,8 +7,8 @@ l2 = 1 / (C n) for n samples; then all training words are used. Reported are let
 of the test that are read right; the picture shows the first words of the test, wrong letters in
 red.
 
---data is a folder with ocr_letters/letters.npz (words of Kassel, 16 x 8 pixels per letter), of
-which fold 0 is trained on and the other nine are tested on; without it words are made up.
+--data is a folder with ocr_letters/letters.npz (words of Kassel, 16 x 8 pixels per letter): fold 0
+is for training and the other nine for testing. Without it, words are made up.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def parse_data_folder(parser: argparse.ArgumentParser, *needed: str) -> argparse
 
 
 def names_in(path: Path) -> list[str]:
-    """The names in a list file, one a line."""
+    """The names in a list file, one per line."""
     return path.read_text(encoding="utf-8").split()
 
 

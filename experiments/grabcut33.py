@@ -39,7 +39,7 @@ def main() -> None:
         means = [f"{100 * value:.1f}" for value in np.mean(rows, axis=0)]
         table.append([f"set {number} ({role})", *means])
     report("Scribbles to objects", [
-        f"Mean IoU of the object on {len(names)} photos, in per cent, with the settings that "
+        f"Mean IoU of the object on {len(names)} photos, in percent, with the settings that "
         "`crfield app` starts with.",
         markdown_table(HEADER, table),
     ], facts)

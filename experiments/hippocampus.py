@@ -175,7 +175,7 @@ def note(what: str, score: float) -> None:
 
 
 def confusions(model: DenseCRF, volumes: Sequence[Volume], jobs: int) -> Confusions:
-    """One confusion matrix a volume, (N, L, L)."""
+    """One confusion matrix per volume, (N, L, L)."""
 
     def one(volume: Volume) -> NDArray[np.int64]:
         result = model.infer(
@@ -212,7 +212,7 @@ def difference_row(name: str, found: Confusions, other: Confusions, seed: int) -
 
 
 def describe(model: DenseCRF) -> str:
-    """A line a term: widths along the axes and mu(a, b) = own(a) + own(b) + pair(a, b).
+    """One line per term: widths along the axes and mu(a, b) = own(a) + own(b) + pair(a, b).
 
     pair(a, a) = 0, and own is a cost of each label by itself, told relative to the first.
     """

@@ -32,7 +32,7 @@ from experiments.common import (
 
 ITERATIONS = 5
 CONFIDENCE = 0.7
-# Seconds an image in the paper, on one core of a 3.2 GHz Core i7.
+# Seconds per image in the paper, on one core of a 3.2 GHz Core i7.
 PAPER_SECONDS = {"parallel": 0.72, "cccp": 2.49, "concave": 0.69}
 ALGORITHMS = tuple(PAPER_SECONDS)
 PAIRS = tuple(itertools.combinations(ALGORITHMS, 2))
@@ -107,10 +107,10 @@ class Comparison:
         )
 
     def time_table(self) -> str:
-        """Mean seconds an image, and how they compare with "concave"."""
+        """Mean seconds per image, and how they compare with "concave"."""
         means = {name: float(np.mean(self.seconds[name])) for name in ALGORITHMS}
         return markdown_table(
-            ["algorithm", "s an image", "of concave", "paper, s an image", "of concave"],
+            ["algorithm", "s per image", "of concave", "paper, s per image", "of concave"],
             [
                 [name, f"{means[name]:.3f}", f"{means[name] / means['concave']:.2f}",
                  f"{PAPER_SECONDS[name]:.2f}",

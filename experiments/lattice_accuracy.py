@@ -77,7 +77,7 @@ def main() -> None:
         paragraphs += [
             'The same for `filter="exact"`, which sums over all pairs of pixels; `filter_tol` lets '
             "it skip tiles of pairs whose kernel value is below. The reference was computed in "
-            "float32 elsewhere, so a pixel on the fence may fall either way.",
+            "float32 elsewhere, so pixels with nearly equal labels may differ.",
             exact_table(small, exact, arguments.exact_tol),
         ]
     report("Accuracy of the lattice", paragraphs, facts)

@@ -106,7 +106,7 @@ def with_matrix(model: DenseCRF, number: int) -> DenseCRF:
 
 
 def with_five_widths(model: DenseCRF) -> DenseCRF:
-    """The model with one width a dimension in its bilateral terms."""
+    """The model with one width per dimension in its bilateral terms."""
     terms = [
         replace(t, kernel=Bilateral([t.kernel.sigma_xy] * 2, [t.kernel.sigma_color] * 3))
         if isinstance(t.kernel, Bilateral) else t

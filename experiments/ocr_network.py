@@ -78,7 +78,7 @@ class LetterChain:
     chain: ChainCRF | None
 
     def loss(self, images: list[Tensor], classes: list[Tensor]) -> Tensor:
-        """Negative log-likelihood of words, a letter."""
+        """Negative log-likelihood of words, per letter."""
         scores = self.network(shifted(torch.cat(images)))
         if self.chain is None:
             return nn.functional.cross_entropy(scores, torch.cat(classes))
@@ -130,5 +130,5 @@ def train(data: LetterData, *, with_chain: bool, n_epochs: int, seed: int) -> Le
             optimizer.step()
             schedule.step()
             total += loss.item()
-        print(f"  epoch {epoch + 1}: {total / n_batches:.3f} a letter", flush=True)
+        print(f"  epoch {epoch + 1}: {total / n_batches:.3f} per letter", flush=True)
     return model

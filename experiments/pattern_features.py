@@ -43,7 +43,7 @@ LEAST_PROBABILITY = 3e-4  # of either label, about 8 in the logarithm of the odd
 
 
 def filter_bank(images: Images, side: int = GRID) -> Float32:
-    """107 numbers a pixel, (n, side, side, 107), for images (n, S, S, 3), S a multiple of side.
+    """107 numbers per pixel, (n, side, side, 107), for images (n, S, S, 3), S a multiple of side.
 
     Colors as RGB, Lab, and saturation and hue; at three scales means, blobs and deviations of Lab,
     slopes and curvatures of the lightness in six directions and slopes of the colors in four; how

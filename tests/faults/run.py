@@ -25,12 +25,12 @@ TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
 HEADER = """\
 # Faults
 
-What was done to crfield, how often, and what came of it. Every try is at another point, chosen at
-random from a seed. *Lost*: a file that was there before is gone, or work that was on the disk does
-not come back. *Corrupted*: a file under its final name that is not whole, or a result that differs
-from that of a run which was left alone, bit for bit. *Unclear*: anything but a sentence that says
-what happened: a traceback, a crash, half-written files left behind by a run that could have tidied
-up. `python -m tests.faults.run` makes this table again, `--kind` one line of it;
+Which faults were provoked, how often, and what came of them. Every try strikes at another point,
+chosen at random from a seed. *Lost*: a file that was there before is gone, or work that was on the
+disk does not come back. *Corrupted*: a file under its final name is incomplete, or a result differs
+in any bit from that of an undisturbed run. *Unclear*: anything but a sentence that says what
+happened, such as a traceback, a crash, or half-written files left by a run that could have removed
+them. `python -m tests.faults.run` makes this table again, with `--kind` one line of it;
 `tests/faults/test_faults.py` does a few tries of every kind.
 
 A run that is killed outright leaves at most one hidden file, `.<16 hex digits>.<suffix>`, beside

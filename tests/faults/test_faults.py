@@ -38,6 +38,7 @@ def world():
         yield World(Path(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", faults.KINDS, ids=lambda kind: kind.name.replace(" ", "-"))
 def test_nothing_is_lost_corrupted_or_unclear(kind, world):
     tries = 1 if kind.name in SLOW else 20 if kind.name in QUICK else 2
@@ -46,6 +47,7 @@ def test_nothing_is_lost_corrupted_or_unclear(kind, world):
         assert not found, f"try {number} of {kind.name!r}, seed 100: {found}"
 
 
+@pytest.mark.slow
 def test_any_of_the_last_calls_of_saving_may_be_its_last(world, tmp_path):
     path, last = tmp_path / "model", kills.calls_of(world, "save")
     codes = set()

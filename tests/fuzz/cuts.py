@@ -61,7 +61,7 @@ def make_cut(maker: Maker) -> Call:
             maker, graphcut.alpha_beta_swap if swap else graphcut.alpha_expansion,
             {"unary": numbers((n, labels), -5), "edges": edges,
              "weights": numbers((len(edges),)), "compatibility": mu,
-             "max_cycles": maker.count(1, 9)}, _falling)
+             "max_iter": maker.count(1, 9)}, _falling)
     return call(
         maker, graphcut.alpha_beta_swap_grid if swap else graphcut.alpha_expansion_grid,
         {"unary": numbers((*grid, labels), -5), "weights": numbers((neighbors // 2, *grid)),

@@ -26,7 +26,7 @@ ANYTHING: tuple[Any, ...] = (
 )
 
 
-HOW_OFTEN = ("max_cycles", "max_iter", "n", "n_blocks", "n_epochs", "n_iter", "n_passes",
+HOW_OFTEN = ("max_iter", "n", "n_blocks", "n_epochs", "n_iter", "n_passes",
              "n_resamples", "n_restarts", "n_samples", "n_steps", "niter")
 MOST_OFTEN = 1000
 

@@ -15,6 +15,7 @@ from tests.fuzz.values import Maker
 CASES = 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", fuzz.MAKERS)
 def test_a_right_answer_or_a_refusal(entry):
     outcomes = []

@@ -205,6 +205,7 @@ def test_a_chain_as_a_graph_is_trained_piecewise_as_the_chain() -> None:
     assert graph.part_objective_[-1] == pytest.approx(chain.part_objective_[-1], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_mini_batches_come_near_the_optimum(optimizer: str) -> None:
     X, y = chain_examples(np.random.default_rng(1))

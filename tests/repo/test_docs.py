@@ -50,6 +50,7 @@ def packages(name):
     return sorted(imported | set(NEEDED.get(name, ())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_every_block_and_command_runs(name, tmp_path, monkeypatch):
     for package in packages(name):

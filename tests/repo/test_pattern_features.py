@@ -66,6 +66,7 @@ def test_boundary_pixels_by_hand():
     assert pattern_features.on_boundary(mask)[0].tolist() == expected
 
 
+@pytest.mark.slow
 def test_classifiers_find_figures_and_their_boundaries():
     masks = ellipse_set(3, 30, size=32)
     images = photos(masks.repeat(2, axis=1).repeat(2, axis=2))
@@ -123,6 +124,7 @@ def test_images_get_the_classifiers_that_have_not_seen_them():
     np.testing.assert_allclose(part.boundary[1], 1 / (1 + np.exp(-3)), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gray", [False, True])
 def test_what_is_prepared_comes_back_from_its_file(tmp_path, gray):
     (tmp_path / "data").mkdir()

@@ -39,6 +39,10 @@ _SMALL_MEMORY = 2**20
 _LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
+# What no other package has a hand in.
+_PLAIN = (np.ndarray, float, int, list, tuple)
+
+
 class InputError(ValueError):
     """A wrong input; the message says what was expected, what came and what to do."""
 
@@ -60,7 +64,7 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
             "open it first, for example with PIL.Image.open."
         )
     try:
-        plain = values if type(values) is np.ndarray else plain_array(values)
+        plain = values if type(values) in _PLAIN else plain_array(values)
         if not isinstance(plain, np.ndarray):
             _check_stored(plain, name)
         array = np.asarray(plain)

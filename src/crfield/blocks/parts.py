@@ -82,8 +82,8 @@ def as_sides(value: Any, name: str, grid_dim: int, minimum: int) -> tuple[int, .
     return (as_count(value, name, minimum),) * grid_dim
 
 
-class Parts:
-    """An array of any kind, read part by part; what cannot be is read whole at once.
+class Source:
+    """An array of any kind that is read part by part; what cannot be is read whole at once.
 
     values : NumPy arrays and memory maps, zarr, h5py, dask and xarray arrays, tensors and nibabel
         images (as (Z, H, W[, C])) are cut before they are converted.

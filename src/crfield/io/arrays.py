@@ -31,7 +31,7 @@ def check_size(path: Path, grid: Sequence[int], max_pixels: int) -> None:
         size = " x ".join(str(extent) for extent in grid)
         raise InputError(
             f"expected at most {max_pixels:,} pixels, but {path} announces {pixels:,} ({size}); "
-            "make it smaller, or raise the limit with --max-pixels if you trust the file."
+            "make it smaller, or raise max_pixels if you trust the file."
         )
 
 

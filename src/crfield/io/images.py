@@ -170,7 +170,7 @@ def read_probabilities(
         else:
             raise InputError(
                 f"expected probabilities in a .npy, .npz or NIfTI file, but got {path}; save them "
-                "with numpy.save, or pass a label map with --labels."
+                "with numpy.save, or read it as labels."
             )
     if not np.issubdtype(array.dtype, np.floating):
         raise InputError(
@@ -370,8 +370,8 @@ def _as_label_map(file: ImageFile) -> ImageFile:
         whole = array.astype(np.int64)
         if not np.array_equal(whole, array):
             raise InputError(
-                f"expected whole numbers as labels, but {path} holds fractions; pass "
-                "probabilities with --probs."
+                f"expected whole numbers as labels, but {path} holds fractions; "
+                "read it as probabilities."
             )
         array = whole
     elif not np.issubdtype(array.dtype, np.integer):

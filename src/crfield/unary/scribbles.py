@@ -46,7 +46,7 @@ def unary_from_scribbles(
     strength: float = 0.5,
     nearness: float = 3.0,
     confidence: float = 1.0,
-    unknown: int = UNKNOWN,
+    unknown: int | None = UNKNOWN,
     spacing: Any = None,
     colors: Colors | None = None,
     threads: int | None = None,

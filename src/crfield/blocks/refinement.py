@@ -8,7 +8,7 @@ What is left is what a window does not see; `crfield.blocks.seams` measures and 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,25 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.threads import thread_count
 from crfield._core.validate import FloatArray, InputError, as_choice, image_spacing, shown
-from crfield.blocks.inputs import (
-    BlockInputs,
-    Reader,
-    count_selected,
-    make_reader,
-    open_inputs,
-    same_everywhere,
-)
+from crfield.blocks.inputs import BlockInputs, count_selected, open_inputs, same_everywhere
 from crfield.blocks.parts import Block, Target, as_sides, check_apart, cut, open_target
-from crfield.blocks.seams import (
-    SeamBound,
-    SeamMeter,
-    Seams,
-    check_bound,
-    default_overlap,
-    outside_share,
-)
+from crfield.blocks.seams import SeamBound, SeamMeter, Seams, check_bound, default_overlap
+from crfield.dense.inference import Inference
 from crfield.dense.inputs import LAYOUTS
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import Window, observe
@@ -42,13 +28,18 @@ from crfield.dense.results import InferenceStatus
 from crfield.io.arrays import label_dtype
 from crfield.refinement import check_model, model_for
 from crfield.unary.costs import UNKNOWN
-
-__all__ = ["BlockResult", "Seams", "outside_share", "refine_blocks"]
+from crfield.unary.segmentation import (
+    BILATERAL_WEIGHT,
+    CONFIDENCE,
+    SPATIAL,
+    SPATIAL_WEIGHT,
+    Segmentation,
+)
 
 # Pixels of a block along each axis, by the number of axes.
 SIDES = {1: 262144, 2: 512, 3: 128}
 
-Progress = Callable[[int, int], Any]
+BlockCallback = Callable[[int, int], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +49,13 @@ class BlockResult:
     Attributes
     ----------
     labels : (*grid,) ids of the most probable labels: the array that was given, a new one, or a
-        read-only memory map of the file; None if a file was asked for and `progress` stopped.
+        read-only memory map of the file; None if a file was asked for and `callback` stopped.
     marginals : (*grid, L) likewise, None unless they were asked for.
     label_ids : (L,), the id that each column of the marginals stands for.
     n_blocks : blocks done.
     block, overlap : (d,) pixels of a block, and beyond it on every side, along each axis.
     seams : how far blocks disagree.
-    status : of the block that got least far; CALLBACK if `progress` stopped.
+    status : of the block that got least far; CALLBACK if `callback` stopped.
     """
 
     labels: Any
@@ -98,18 +89,14 @@ def refine_blocks(
     out: Any = None,
     marginals: Any = None,
     bound: bool = False,
-    progress: Progress | None = None,
+    callback: BlockCallback | None = None,
     model: DenseCRF | None = None,
-    spatial: Any = 3.0,
-    spatial_weight: float = 3.0,
+    spatial: Any = SPATIAL,
+    spatial_weight: float = SPATIAL_WEIGHT,
     bilateral: Any = "auto",
-    bilateral_weight: float = 6.0,
-    algorithm: str | None = None,
-    filter: str = "auto",
-    max_iter: int | None = None,
-    tol: float = 1e-3,
-    threads: int | None = None,
-    confidence: float = 0.9,
+    bilateral_weight: float = BILATERAL_WEIGHT,
+    inference: Inference | None = None,
+    confidence: float = CONFIDENCE,
     unknown: int | None = UNKNOWN,
     n_labels: int | None = None,
     layout: str = "channels_last",
@@ -129,14 +116,16 @@ def refine_blocks(
     out : where labels go: None for a new array, an array (*grid,) that can be assigned by slices,
         or the name of a .npy file, which appears when it is complete.
     marginals : where marginals (*grid, L) go likewise; None drops them, True makes a new array.
-    bound : whether to bound the error too, for about one more filter a term and iteration.
-    progress : called as progress(blocks done, blocks in all); True stops.
+    bound : whether to bound the error too, for about one more filter per term and iteration.
+    callback : called as callback(blocks done, blocks in all) after each block; True stops.
+    inference : an `Inference`; None is its defaults, those of `refine`. Blocks stop at `tol` each
+        by itself; with tol=0 all take `max_iter` iterations.
     mask : boolean (*grid,), of the same kinds, or None.
     Other parameters are those of `refine`.
 
     Returns
     -------
-    BlockResult. Blocks stop at `tol` each by itself; with tol=0 all take `max_iter` iterations.
+    BlockResult.
 
     Examples
     --------
@@ -145,67 +134,84 @@ def refine_blocks(
     """
     as_choice(layout, "layout", LAYOUTS)
     check_model(model)
-    if progress is not None and not callable(progress):
-        raise InputError(
-            f"progress must be callable, got {shown(progress)}; pass a function of (done, total)."
-        )
+    how = _checked(inference, callback)
+    check_apart(out, marginals)
     inputs = open_inputs(image, probabilities_or_labels, mask, layout)
     grid = inputs.grid
     if spacing is None:
         spacing = image_spacing(image, len(grid))
     spacing = observe(grid, spacing=spacing).spacing
-    check_apart(out, marginals)
     sides = as_sides(SIDES.get(len(grid), 64) if block is None else block, "block", len(grid), 1)
     cores = cut(grid, sides, (0,) * len(grid))
     if model is not None and n_labels is None:
         n_labels = model.n_labels
-    reader = make_reader(inputs, cores, confidence, unknown, n_labels)
-    chosen = same_everywhere(
-        model_for(
-            len(reader.ids), reader.from_labels, model, spatial, spatial_weight, bilateral,
-            bilateral_weight,
-        ),
+    segmentation = inputs.segmentation(cores, confidence, unknown, n_labels)
+    crf = same_everywhere(
+        model_for(segmentation, model, spatial, spatial_weight, bilateral, bilateral_weight),
         inputs, cores,
     )
     margins = (
-        default_overlap(chosen, len(grid), spacing) if overlap is None
+        default_overlap(crf, len(grid), spacing) if overlap is None
         else as_sides(overlap, "overlap", len(grid), 0)
     )
     if bound:
-        check_bound(chosen, chosen.chosen_algorithm(algorithm))
-    work = _Work(
-        inputs, reader, chosen, spacing, bound, count_selected(inputs, cores),
-        {"algorithm": algorithm, "filter": filter, "max_iter": max_iter, "tol": tol,
-         "threads": thread_count(threads)},
+        check_bound(crf, crf.chosen_algorithm(how.algorithm))
+    work = _Work(inputs, segmentation, crf, spacing, how, bound, count_selected(inputs, cores))
+    labels, soft, stopped = _write_all(
+        work, cut(grid, sides, margins), out, None if marginals is False else marginals, callback
     )
-    blocks = cut(grid, sides, margins)
+    return BlockResult(
+        labels=labels, marginals=soft, label_ids=segmentation.ids, n_blocks=work.n_done,
+        block=sides, overlap=margins, seams=work.seams(),
+        status=InferenceStatus.CALLBACK if stopped else work.status,
+    )
+
+
+def _checked(inference: Any, callback: Any) -> Inference:
+    """How to infer, once it and the callback are what they should be."""
+    if callback is not None and not callable(callback):
+        raise InputError(
+            f"callback must be callable, got {shown(callback)}; pass a function of (done, total)."
+        )
+    if inference is not None and not isinstance(inference, Inference):
+        raise InputError(
+            f"inference must be an Inference, got {shown(inference)}; "
+            "for example Inference(max_iter=5)."
+        )
+    return Inference() if inference is None else inference
+
+
+def _write_all(
+    work: _Work, blocks: Sequence[Block], out: Any, marginals: Any,
+    callback: BlockCallback | None,
+) -> tuple[Any, Any, bool]:
+    """Labels and marginals of all blocks where they were asked for, and whether `callback` stopped
+    before the last one.
+    """
+    grid, ids = work.inputs.grid, work.segmentation.ids
     kept = None if marginals is True else marginals
-    dtype = label_dtype(int(reader.ids[0]), int(reader.ids[-1]))
+    dtype = label_dtype(int(ids[0]), int(ids[-1]))
     soft: Target | None = None
     stopped = False
     try:
         with ExitStack() as files:
             labels = files.enter_context(open_target(out, grid, dtype, "out"))
-            if marginals is not None and marginals is not False:
-                shape = (*grid, len(reader.ids))
+            if marginals is not None:
                 soft = files.enter_context(
-                    open_target(kept, shape, inputs.work_dtype, "marginals")
+                    open_target(kept, (*grid, len(ids)), work.inputs.work_dtype, "marginals")
                 )
             for done, each in enumerate(blocks, 1):
                 q = work.marginals(each)
-                labels.write(each.core, reader.ids[q.argmax(-1)].astype(dtype))
+                labels.write(each.core, ids[q.argmax(-1)].astype(dtype))
                 if soft is not None:
                     soft.write(each.core, q)
-                if progress is not None and progress(done, len(blocks)) and done < len(blocks):
+                if callback is not None and callback(done, len(blocks)) and done < len(blocks):
                     raise _Stopped
     except _Stopped:
         stopped = True
-    return BlockResult(
-        labels=_written(out, labels, stopped),
-        marginals=None if soft is None else _written(kept, soft, stopped),
-        label_ids=reader.ids, n_blocks=work.n_done, block=sides, overlap=margins,
-        seams=work.seams(),
-        status=InferenceStatus.CALLBACK if stopped else work.status,
+    return (
+        _written(out, labels, stopped),
+        None if soft is None else _written(kept, soft, stopped), stopped,
     )
 
 
@@ -217,11 +223,12 @@ class _Work:
     """Inference on one block after another, and what is learned about the seams meanwhile."""
 
     def __init__(
-        self, inputs: BlockInputs, reader: Reader, model: DenseCRF, spacing: Any, bound: bool,
-        n_selected: int | None, options: dict[str, Any],
+        self, inputs: BlockInputs, segmentation: Segmentation, model: DenseCRF, spacing: Any,
+        inference: Inference, bound: bool, n_selected: int | None,
     ) -> None:
-        self._inputs, self._reader, self._model = inputs, reader, model
-        self._spacing, self._options, self._n_selected = spacing, options, n_selected
+        self.inputs, self.segmentation = inputs, segmentation
+        self._model, self._inference = model, inference
+        self._spacing, self._n_selected = spacing, n_selected
         self._meter = SeamMeter()
         self._bounds: list[tuple[int, float, float]] | None = [] if bound else None
         self._statuses: set[InferenceStatus] = set()
@@ -234,13 +241,13 @@ class _Work:
             found = self._infer(block)
         except InputError as error:
             raise InputError(f"in the block that starts at {start}: {error}") from None
-        self._meter.add(block, self._inputs.grid, found)
+        self._meter.add(block, self.inputs.grid, found)
         self.n_done += 1
         return found[block.inner]
 
     def _infer(self, block: Block) -> FloatArray:
-        inputs, model = self._inputs, self._model
-        unary = self._reader.costs(inputs.part(block.window))
+        inputs, model = self.inputs, self._model
+        unary = self.segmentation.costs(inputs.part(block.window))
         image, mask = inputs.image_part(block.window), inputs.mask_part(block.window)
         origin = tuple(part.start for part in block.window)
         window = Window(origin, inputs.grid, self._n_selected)
@@ -251,13 +258,10 @@ class _Work:
             seen = observe(
                 unary.shape[:-1], image, spacing=self._spacing, mask=mask, window=window
             )
-            limits = SeamBound(
-                model, seen, block, dtype=unary.dtype, filter=self._options["filter"],
-                threads=self._options["threads"],
-            )
+            limits = SeamBound(model, seen, block, unary.dtype, self._inference)
         result = model.infer(
             image, unary, mask=mask, spacing=self._spacing, window=window,
-            callback=None if limits is None else limits.follow, **self._options,
+            callback=None if limits is None else limits.follow, **vars(self._inference),
         )
         if self._bounds is not None and limits is not None:
             core = limits.on_grid()[block.inner]

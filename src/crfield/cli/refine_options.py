@@ -12,6 +12,7 @@ import crfield
 from crfield._core.validate import InputError
 from crfield.dense.model import DEFAULT_ALGORITHM, DEFAULT_MAX_ITER
 from crfield.io.images import DEFAULT_MAX_PIXELS
+from crfield.unary.segmentation import BILATERAL
 
 # Their names in the parsed arguments are those of the parameters of `crfield.refine`.
 MODEL_OPTIONS = ("spatial", "spatial_weight", "bilateral", "bilateral_weight")
@@ -92,8 +93,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help=f"how much they should {_default('spatial_weight')}")
     add("--bilateral", type=_positive, nargs=2, metavar=("XY", "RGB"),
         help="distance in pixels and difference in color (of 0 to 255, or in the units of a scan) "
-        "over which similar pixels should agree (default: 30 5 with --labels, 40 10 with "
-        "--scribbles, 60 8 with --probs)")
+        f"over which similar pixels should agree (default: {_pair('labels')} with --labels, "
+        f"{_pair('scribbles')} with --scribbles, {_pair('probabilities')} with --probs)")
     add("--bilateral-weight", type=float, metavar="W",
         help=f"how much they should {_default('bilateral_weight')}")
     add("--no-spatial", dest="spatial", action="store_const", const=None,
@@ -118,7 +119,7 @@ def add_inference_options(parser: argparse.ArgumentParser) -> None:
         f"{DEFAULT_ALGORITHM})")
     add("--filter", choices=("auto", "lattice", "exact"),
         help=f"how to sum over all pairs of pixels {_default('filter')}")
-    add("--iterations", dest="max_iter", type=int, metavar="N",
+    add("--max-iter", type=int, metavar="N",
         help=f"most iterations (default: the --model's, else {DEFAULT_MAX_ITER})")
     add("--tol", type=float, metavar="T",
         help=f"stop when no probability changes by more {_default('tol')}")
@@ -139,6 +140,11 @@ def _default(parameter: str) -> str:
     values = value if isinstance(value, tuple) else (value,)
     shown = " ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)
     return f"(default: {shown})"
+
+
+def _pair(kind: str) -> str:
+    """The widths of the bilateral term for a kind of segmentation."""
+    return " ".join(f"{width:g}" for width in BILATERAL[kind])
 
 
 def _positive(text: str) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,10 @@ import crfield
 from crfield._core.foreign import is_spatial_image
 from crfield._core.validate import InputError
 from crfield.blocks.inputs import open_inputs
-from crfield.blocks.parts import Parts
+from crfield.blocks.parts import Source
 from crfield.cli.jobs import Job, check_no_input_is_overwritten
+from crfield.cli.progress import BlockProgress
+from crfield.dense.inference import Inference
 from crfield.io.arrays import check_size
 from crfield.io.images import (
     DEFAULT_MAX_PIXELS,
@@ -62,11 +63,13 @@ def refine_in_blocks(
 
     mapped = file_suffix(output).lower() == ".npy"
     start = time.perf_counter()
-    with _Progress(job, arguments.verbose) as progress:
+    names = [each.name for each in dataclasses.fields(Inference)]
+    inference = Inference(**{name: keywords.pop(name) for name in names if name in keywords})
+    with BlockProgress(job.image, verbose=arguments.verbose) as progress:
         result = crfield.refine_blocks(
             image, prediction, block=arguments.block, overlap=getattr(arguments, "overlap", None),
             out=output if mapped else None, marginals=marginals if extras else None,
-            progress=progress, **keywords,
+            callback=progress, inference=inference, **keywords,
         )
     seconds = time.perf_counter() - start
     if not mapped:
@@ -97,7 +100,7 @@ def _open_prediction(job: Job, arguments: argparse.Namespace, keywords: dict[str
             layout = keywords.get("layout", "channels_last")
             return read_probabilities(job.prediction, arguments.max_pixels, layout)
         return opened
-    if opened is not None and Parts(opened, str(job.prediction)).dtype.kind in "iub":
+    if opened is not None and Source(opened, str(job.prediction)).dtype.kind in "iub":
         return opened
     return read_labels(job.prediction, arguments.max_pixels).array
 
@@ -110,25 +113,3 @@ def _counts(labels: Any) -> dict[str, int]:
         for label, count in zip(*found, strict=True):
             counts[str(label)] = counts.get(str(label), 0) + int(count)
     return counts
-
-
-class _Progress:
-    """A bar on a terminal, a line a block if asked for."""
-
-    def __init__(self, job: Job, verbose: bool) -> None:
-        from tqdm import tqdm
-
-        self._job, self._verbose = job, verbose
-        self._bar = tqdm(unit="block", disable=verbose or not sys.stderr.isatty(), leave=False)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._verbose:
-            print(f"{self._job.image}: block {done} of {total}", file=sys.stderr)
-        self._bar.total = total
-        self._bar.update()
