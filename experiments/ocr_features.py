@@ -18,7 +18,7 @@ HEIGHT, WIDTH = 16, 8
 _MARGIN = 2
 # Brings gradients to the order of pixels, so that the penalties to choose from fit both.
 _GRADIENT_SCALE = 5.0
-# Two letters of fold 0 are typically 3.3 apart in gradients. The scale is for the penalty, as above.
+# Two letters of fold 0 are typically 3.3 apart in gradients. The scale is for the penalty, too.
 _N_WAVES, _WAVE_WIDTH, _WAVE_SCALE = 1000, 4.0, 8.0
 
 
