@@ -84,12 +84,12 @@ def layer() -> Call:
 
 def chain() -> Call:
     """An estimator of words."""
-    from crfield.graphs import ChainCRF
+    from crfield.graphs import ChainClassifier
 
     rng = np.random.default_rng(0)
     sequences = [rng.normal(size=(5, 3)) for _ in range(6)]
     labels = [rng.integers(0, 2, 5) for _ in range(6)]
-    return lambda: ChainCRF(max_iter=3).fit(sequences, labels)
+    return lambda: ChainClassifier(max_iter=3).fit(sequences, labels)
 
 
 def graph() -> Call:

@@ -15,7 +15,9 @@ import pytest
 MODULES = (
     "crfield", "crfield.compat.pydensecrf", "crfield.compat.pydensecrf.densecrf",
     "crfield.compat.pydensecrf.utils", "crfield.dense.compatibility", "crfield.datasets",
-    "crfield.estimators", "crfield.dense.filters", "crfield.graphcut", "crfield.graphs",
+    "crfield.estimators", "crfield.dense.filters", "crfield.graphcut",
+    "crfield.graphcut.results", "crfield.datasets.ellipses", "crfield.datasets.words",
+    "crfield.graphs",
     "crfield.dense.kernels", "crfield.learning", "crfield.dense.losses",
     "crfield.metrics", "crfield.nn",
     "crfield.patterns", "crfield.show.pictures", "crfield.unary.costs",
