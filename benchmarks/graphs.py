@@ -23,9 +23,9 @@ from crfield._core.threads import usable_cores
 from crfield.graphs import (
     FactorGraph,
     FeatureGraph,
+    FeatureTerm,
     GridFactors,
     TableFactors,
-    Term,
     infer_graph,
     log_linear_loss,
 )
@@ -183,8 +183,8 @@ def learning_case(
         edges = np.stack([nodes[:-1], nodes[1:]], 1)
         parts.append(FeatureGraph(
             np.full(len(nodes), n_states, np.int64),
-            (Term(nodes[:, None], rng.normal(size=(len(nodes), n_features))),
-             Term(edges, rng.normal(size=(len(edges), n_features)))),
+            (FeatureTerm(nodes[:, None], rng.normal(size=(len(nodes), n_features))),
+             FeatureTerm(edges, rng.normal(size=(len(edges), n_features)))),
         ))
     data = FeatureGraph.join(parts)
     weights = (

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from crfield.graphs import (
     ChainClassifier,
     FeatureGraph,
+    FeatureTerm,
     GraphClassifier,
     GridClassifier,
-    Term,
+    Propagation,
     log_linear_loss,
 )
 from graph_reference import Reference
@@ -29,10 +30,10 @@ def random_data(
     n_states = np.array([2, 3, 3, 2, 3])
     pairs = [[1, 2], [2, 4], [1, 4]] if loops else [[1, 2], [2, 4]]
     terms = (
-        Term([[1], [2], [4]], rng.normal(size=(3, 2))),
-        Term([[0], [3]]),
-        Term(pairs, rng.normal(size=(len(pairs), 2))),
-        Term([[0, 1, 3]], rng.normal(size=(1, 2))),
+        FeatureTerm([[1], [2], [4]], rng.normal(size=(3, 2))),
+        FeatureTerm([[0], [3]]),
+        FeatureTerm(pairs, rng.normal(size=(len(pairs), 2))),
+        FeatureTerm([[0, 1, 3]], rng.normal(size=(1, 2))),
     )
     weights = tuple(
         scale * rng.normal(size=shape)
@@ -119,11 +120,11 @@ def test_joined_graphs_have_the_sum_of_losses() -> None:
     ],
 )
 def test_weights_that_do_not_fit_are_refused(weights: object, message: str) -> None:
-    data = FeatureGraph(np.array([2, 2, 3]), (Term([[0], [1]], np.ones((2, 1))),))
+    data = FeatureGraph(np.array([2, 2, 3]), (FeatureTerm([[0], [1]], np.ones((2, 1))),))
     with pytest.raises(ValueError, match=message):
         log_linear_loss(data, weights, np.zeros(3, np.int32))
     with pytest.raises(ValueError, match="variables 0 to 2"):
-        FeatureGraph(np.array([2, 2, 3]), (Term([[3]]),))
+        FeatureGraph(np.array([2, 2, 3]), (FeatureTerm([[3]]),))
     with pytest.raises(ValueError, match="n_states must be whole numbers"):
         FeatureGraph(np.array([2.0, 0.5]), ())
 
@@ -192,6 +193,18 @@ def test_a_chain_as_a_graph_learns_what_the_chain_learns(optimizer: str) -> None
     assert graph.score(as_graphs(X), y) == pytest.approx(chain.score(X, y))
 
 
+def test_a_chain_as_a_graph_is_trained_piecewise_as_the_chain() -> None:
+    X, y = chain_examples(np.random.default_rng(6))
+    settings_ = {"training": "piecewise", "tol": 1e-6, "max_iter": 500}
+    chain = ChainClassifier(**settings_).fit(X, y)
+    graph = GraphClassifier(directed=True, **settings_).fit(as_graphs(X), y)
+    np.testing.assert_allclose(graph.part_weights_, chain.part_weights_, atol=1e-3)
+    np.testing.assert_allclose(graph.coef_, chain.coef_, atol=1e-3)
+    np.testing.assert_allclose(graph.pair_coef_[0][0], chain.transition_coef_, atol=1e-3)
+    assert graph.objective_[-1] == pytest.approx(chain.objective_[-1], abs=1e-6)
+    assert graph.part_objective_[-1] == pytest.approx(chain.part_objective_[-1], abs=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_mini_batches_come_near_the_optimum(optimizer: str) -> None:
@@ -236,7 +249,7 @@ def test_grids_learn_to_smooth() -> None:
         labels[top : top + 5, left : left + 5] = 1
         X.append(np.stack([labels + rng.normal(0, 0.7, labels.shape)], -1))
         y.append(labels)
-    model = GridClassifier(max_iter=60, tol=0.03, inference_tol=1e-4).fit(X[:4], y[:4])
+    model = GridClassifier(max_iter=60, tol=0.03, inference=Propagation(tol=1e-4)).fit(X[:4], y[:4])
     alone = np.mean([
         ((x[..., 0] > 0.5) == labels).mean() for x, labels in zip(X[4:], y[4:], strict=True)
     ])
@@ -294,6 +307,14 @@ def test_wrong_grids_and_settings_are_refused() -> None:
         GridClassifier().predict(X)
     with pytest.raises(ValueError, match="l2 must lie between"):
         GridClassifier(l2=1e31).fit(X, y)
+    with pytest.raises(ValueError, match="inference must be a Propagation"):
+        GridClassifier(inference={"max_iter": 5}).fit(X, y)
+    with pytest.raises(ValueError, match="max_iter must be"):
+        Propagation(max_iter=0)
+    with pytest.raises(ValueError, match="damping must be"):
+        Propagation(damping=1.0)
+    with pytest.raises(ValueError, match="tol must be positive"):
+        Propagation(tol=0)
     with pytest.raises(ValueError, match="smaller step_size"):
         GridClassifier(optimizer="sgd", step_size=1e40, max_iter=3).fit([np.ones((2, 2, 1))], y)
     with pytest.raises(ValueError, match=r"y\[0\] must be an array of labels"):

@@ -14,7 +14,12 @@ from crfield.graphs.distances import (
     distance_transform,
     soft_distance_transform,
 )
-from crfield.graphs.estimators import ChainClassifier, GraphClassifier, GridClassifier
+from crfield.graphs.estimators import (
+    ChainClassifier,
+    GraphClassifier,
+    GridClassifier,
+    Propagation,
+)
 from crfield.graphs.factor_graph import (
     FactorGraph,
     table_factors,
@@ -26,7 +31,7 @@ from crfield.graphs.factors import (
     PottsFactors,
     TableFactors,
 )
-from crfield.graphs.feature_graph import FeatureGraph, LogLinearLoss, Term, log_linear_loss
+from crfield.graphs.feature_graph import FeatureGraph, FeatureTerm, LogLinearLoss, log_linear_loss
 from crfield.graphs.forests import (
     RankedLabels,
     k_best_graph,
@@ -68,6 +73,7 @@ __all__ = [
     "FactorGraph",
     "Factors",
     "FeatureGraph",
+    "FeatureTerm",
     "GraphClassifier",
     "GraphResult",
     "GridClassifier",
@@ -78,13 +84,13 @@ __all__ = [
     "PoseResult",
     "PoseSamples",
     "PottsFactors",
+    "Propagation",
     "RankedChains",
     "RankedLabels",
     "RayFactors",
     "RayModel",
     "RayResult",
     "TableFactors",
-    "Term",
     "VoxelGrid",
     "best_chains",
     "chain_energies",

@@ -22,6 +22,7 @@ from crfield._core.validate import (
     InputError,
     as_choice,
     as_count,
+    as_damping,
     as_floats,
     as_positive_number,
     as_scalar,
@@ -32,7 +33,7 @@ from crfield.graphs._chain_inputs import ChainBatch, Labels, join_chains
 from crfield.graphs._graph_checks import Doubles, as_variables
 from crfield.graphs.chains import minimize_batch, sum_batch
 from crfield.graphs.factors import GridFactors
-from crfield.graphs.feature_graph import FeatureGraph, Term, Weights
+from crfield.graphs.feature_graph import FeatureGraph, FeatureTerm, Weights
 from crfield.graphs.graph_results import GraphResult
 from crfield.graphs.log_linear import (
     MINI_BATCHES,
@@ -73,7 +74,7 @@ class _LogLinearClassifier(Estimator):
     random_state: int = 0
     threads: int | None = None
 
-    # What a sample and its places are called in messages, and what helps where no step leads down.
+    # What a sample and its places are called in messages.
     _sample: ClassVar[str]
     _place: ClassVar[str]
 
@@ -137,10 +138,13 @@ class _LogLinearClassifier(Estimator):
         else:
             text = (
                 f"learning found no step that leads down after {course.n_iter} iterations, at a "
-                f"gap of {course.gap:.2g} where tol={self.tol:g} is asked for; scale the features "
-                "to numbers of about 1, or raise tol."
+                f"gap of {course.gap:.2g} where tol={self.tol:g} is asked for; {self._remedy()}."
             )
         warnings.warn(text, stacklevel=3)
+
+    def _remedy(self) -> str:
+        """What helps where no step leads down."""
+        return "scale the features to numbers of about 1, or raise tol"
 
     def _warn_more(self, examples: Any) -> None:
         """Say what else went wrong in learning."""
@@ -261,22 +265,40 @@ class ChainClassifier(_LogLinearClassifier):
         return batch
 
 
+@dataclass(frozen=True, kw_only=True)
+class Propagation:
+    """How belief propagation on loops is done as a part of something larger, see `infer_graph`.
+
+    max_iter : most iterations.
+    damping : share of an old message, as a cost, that stays, within [0, 1).
+    tol : the largest change of a message to stop at.
+    convex : whether log Z of graphs with loops is the convex upper bound of reweighted propagation,
+        so that learning has one optimum and cannot run away; else Bethe's approximation.
+    """
+
+    max_iter: int = 1000
+    damping: float = 0.2
+    tol: float = 1e-4
+    convex: bool = True
+
+    def __post_init__(self) -> None:
+        as_count(self.max_iter, "max_iter")
+        as_damping(self.damping)
+        as_positive_number(self.tol, "tol")
+
+
 @dataclass(eq=False, kw_only=True)
 class _LoopyClassifier(_LogLinearClassifier):
     """What estimators of graphs and of grids have in common.
 
     P(y | X) is proportional to exp(sum_v (X W + b)[v, y_v] + sum_e phi_e'A[y_u, y_v]). Inference is
-    exact on forests; on loops marginals and log Z are those of belief propagation, reweighted if
-    `convex`.
+    exact on forests; on loops marginals and log Z are those of belief propagation.
     """
 
     max_iter: int = 100
     tol: float = 1e-2
     decode: str = "map"
-    convex: bool = True
-    n_iter: int = 1000
-    damping: float = 0.2
-    inference_tol: float = 1e-4
+    inference: Propagation = Propagation()
 
     @abstractmethod
     def _pair_terms(self) -> list[bool]:
@@ -294,11 +316,15 @@ class _LoopyClassifier(_LogLinearClassifier):
     def _keep_pairs(self, scores: Weights) -> None:
         self.pair_coef_ = scores
 
+    def _remedy(self) -> str:
+        bound = "" if self.inference.convex else ", or use convex=True in inference"
+        return super()._remedy() + bound
+
     def _warn_more(self, examples: Any) -> None:
         if not examples.last.converged:
             warnings.warn(
                 "belief propagation did not converge at the last weights (last change "
-                f"{examples.last.residuals[-1]:.2g}); raise n_iter, inference_tol or l2.",
+                f"{examples.last.residuals[-1]:.2g}); raise max_iter or tol of inference, or l2.",
                 stacklevel=3,
             )
 
@@ -346,10 +372,16 @@ class _LoopyClassifier(_LogLinearClassifier):
         return out
 
     def _inference(self, temperature: float) -> dict[str, Any]:
+        """Arguments of `infer_graph`."""
+        how = self.inference
+        if not isinstance(how, Propagation):
+            raise InputError(
+                f"inference must be a Propagation, got {shown(how)}; pass "
+                "Propagation(max_iter=...)."
+            )
         return {
-            "temperature": temperature, "n_iter": as_count(self.n_iter, "n_iter"),
-            "damping": self.damping, "tol": as_positive_number(self.inference_tol, "inference_tol"),
-            "convex": self.convex, "threads": self.threads,
+            "temperature": temperature, "n_iter": how.max_iter, "damping": how.damping,
+            "tol": how.tol, "convex": how.convex, "threads": self.threads,
         }
 
 
@@ -368,9 +400,7 @@ class GraphClassifier(_LoopyClassifier):
         single edges where edges have features.
     decode : what `predict` returns, "map" or "marginals".
     directed : whether A may tell an edge's first node from its second; else A is symmetric.
-    convex : whether log Z of graphs with loops is the convex upper bound of reweighted propagation,
-        so that learning has one optimum and cannot run away; else Bethe's approximation.
-    n_iter, damping, inference_tol : of belief propagation on graphs with loops.
+    inference : how belief propagation on graphs with loops is done, a `Propagation`.
 
     Attributes
     ----------
@@ -389,7 +419,7 @@ class GraphClassifier(_LoopyClassifier):
         return [not self.directed]
 
     def _read(self, X: Any) -> tuple[Any, list[Shape]]:
-        samples: list[tuple[Term, ...]] = []
+        samples: list[tuple[FeatureTerm, ...]] = []
         for i, part in enumerate(_as_list(X, "graphs")):
             if not isinstance(part, tuple | list) or len(part) not in (2, 3):
                 raise InputError(
@@ -411,7 +441,7 @@ class GraphClassifier(_LoopyClassifier):
                         f"X[{i}][2] must have shape ({len(edges)}, D), a row for each edge, got "
                         f"{phi.shape}; match edges."
                     )
-            samples.append((*_node_terms(features), Term(edges, phi)))
+            samples.append((*_node_terms(features), FeatureTerm(edges, phi)))
         _check_alike(samples)
         return samples, [(len(terms[0]),) for terms in samples]
 
@@ -446,7 +476,7 @@ class GridClassifier(_LoopyClassifier):
         return [False, False] if self.directed else [True]
 
     def _read(self, X: Any) -> tuple[Any, list[Shape]]:
-        samples: list[tuple[Term, ...]] = []
+        samples: list[tuple[FeatureTerm, ...]] = []
         shapes: list[Shape] = []
         for i, part in enumerate(_as_list(X, "grids")):
             grid = _as_features(part, f"X[{i}]", 3)
@@ -454,19 +484,20 @@ class GridClassifier(_LoopyClassifier):
             edges = GridFactors((height, width)).edges
             n_right = height * (width - 1)
             parts = [edges[:n_right], edges[n_right:]] if self.directed else [edges]
-            samples.append((*_node_terms(grid.reshape(-1, grid.shape[2])), *map(Term, parts)))
+            pixels = grid.reshape(-1, grid.shape[2])
+            samples.append((*_node_terms(pixels), *map(FeatureTerm, parts)))
             shapes.append((height, width))
         _check_alike(samples)
         return samples, shapes
 
 
-def _node_terms(features: Doubles) -> tuple[Term, Term]:
+def _node_terms(features: Doubles) -> tuple[FeatureTerm, FeatureTerm]:
     """Features and a bias of each node."""
     nodes = np.arange(len(features), dtype=np.int32)[:, None]
-    return Term(nodes, features), Term(nodes)
+    return FeatureTerm(nodes, features), FeatureTerm(nodes)
 
 
-def _with_states(terms: tuple[Term, ...], n_states: int) -> FeatureGraph:
+def _with_states(terms: tuple[FeatureTerm, ...], n_states: int) -> FeatureGraph:
     """Nodes with so many states each."""
     return FeatureGraph(np.full(len(terms[0]), n_states, np.int64), terms)
 
@@ -519,7 +550,7 @@ def _check_scores(most: float) -> None:
         )
 
 
-def _check_alike(samples: list[tuple[Term, ...]]) -> None:
+def _check_alike(samples: list[tuple[FeatureTerm, ...]]) -> None:
     """Refuse samples with different numbers of features, 0 for a constant."""
     counts = [
         [0 if term.features is None else term.n_features for term in terms] for terms in samples

@@ -32,7 +32,7 @@ Weights = tuple[Doubles, ...]
 _DOUBLE = np.dtype(np.float64)
 
 
-class Term:
+class FeatureTerm:
     """Factors that share weights.
 
     variables : (M, K), the variables of each factor.
@@ -101,7 +101,7 @@ class FeatureGraph:
     """
 
     n_states: NDArray[np.int64]
-    terms: tuple[Term, ...]
+    terms: tuple[FeatureTerm, ...]
 
     def __post_init__(self) -> None:
         counts = as_array(self.n_states, "n_states")
@@ -113,11 +113,11 @@ class FeatureGraph:
         if len(counts) == 0:
             raise InputError("n_states must name at least one variable, got none; add a variable.")
         if not isinstance(self.terms, Sequence) or not all(
-            isinstance(term, Term) for term in self.terms
+            isinstance(term, FeatureTerm) for term in self.terms
         ):
             raise InputError(
-                f"terms must be a list of Term, got {shown(self.terms)}; make terms of factors "
-                "and their features."
+                f"terms must be a list of FeatureTerm, got {shown(self.terms)}; make terms of "
+                "factors and their features."
             )
         object.__setattr__(self, "n_states", counts.astype(np.int64))
         object.__setattr__(self, "terms", tuple(self.terms))
@@ -149,7 +149,7 @@ class FeatureGraph:
                 )
             if first.features is not None:
                 phi = np.concatenate([row for row in rows if row is not None])
-            terms.append(Term(variables, phi))
+            terms.append(FeatureTerm(variables, phi))
         return cls(np.concatenate([part.n_states for part in parts]), tuple(terms))
 
     def graph(self, weights: Weights, like: FactorGraph | None = None) -> FactorGraph:
@@ -211,7 +211,8 @@ class FeatureGraph:
         count, order = chosen.variables.shape
         own = np.arange(count * order, dtype=np.int32).reshape(count, order)
         flat = chosen.variables.reshape(-1)
-        terms = (Term(own, chosen.features), *(Term(own[:, k:k + 1]) for k in range(order)))
+        biases = (FeatureTerm(own[:, k:k + 1]) for k in range(order))
+        terms = FeatureTerm(own, chosen.features), *biases
         return FeatureGraph(self.n_states[flat], terms), labels[flat]
 
 

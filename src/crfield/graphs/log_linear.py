@@ -227,21 +227,21 @@ class GraphExamples:
             nodes, self.labels, [self.shapes[i] for i in single], [False] * len(single),
             self.inference,
         ))]
-        for i, largest in enumerate(self.largest):
-            parts = [
-                graph.apart(i, labels)
-                for graph, labels in zip(self.graphs, self.labels, strict=True)
-                if i not in single and len(graph.terms[i])
-            ]
-            if largest is None or not parts:
-                continue
-            # Beside biases, which are not kept: how frequent labels are, the terms of single
-            # variables know already.
-            shapes = [self.shapes[i], *((1, n) for n in self.shapes[i][1:])]
-            symmetric = [self.symmetric[i], *[False] * (len(shapes) - 1)]
-            graphs, labels = zip(*parts, strict=True)
-            out.append(([i], GraphExamples(graphs, labels, shapes, symmetric, self.inference)))
+        for i, term in enumerate(self._all[0].terms):
+            if i not in single and term.features is not None and len(term):
+                out.append(([i], self._apart(i)))
         return out
+
+    def _apart(self, i: int) -> GraphExamples:
+        """Each factor of term i alone, beside biases that are not kept: how frequent labels are,
+        the terms of single variables know already."""
+        graphs, labels = zip(*(
+            graph.apart(i, known)
+            for graph, known in zip(self.graphs, self.labels, strict=True) if len(graph.terms[i])
+        ), strict=True)
+        shapes = [self.shapes[i], *((1, n) for n in self.shapes[i][1:])]
+        symmetric = [self.symmetric[i], *[False] * (len(shapes) - 1)]
+        return GraphExamples(graphs, labels, shapes, symmetric, self.inference)
 
     def _join(self, chosen: Sequence[int]) -> tuple[FeatureGraph, Labels]:
         """Some examples as one graph that falls into parts."""
@@ -516,9 +516,12 @@ def fit_piecewise(likelihood: Likelihood, descent: Descent) -> Fit:
         by_v = np.array([sum(along[i] for i in group) for group in groups])
         return value / len(examples), by_v / len(examples)
 
-    # A part may be worth so much that one more of it changes everything: steps of about its size.
-    sizes = [largest_cost(part, most) for part, most in zip(parts, examples.largest, strict=True)]
-    scale = np.array([1.0 / max(1.0, *(sizes[i] for i in group)) for group in groups])
+    # A part may cost so much that one more of it changes everything: steps of about its size.
+    sizes = [
+        np.linalg.norm(_in_units(part, most), axis=0).max(initial=1.0)
+        for part, most in zip(parts, examples.largest, strict=True)
+    ]
+    scale = np.array([1.0 / max(sizes[i] for i in group) for group in groups])
     optimizer = descent.optimizer if descent.optimizer in ("cg", "lbfgs") else "cg"
     v, course = replace(descent, optimizer=optimizer)(
         evaluate, np.ones(len(groups)), scale, len(examples)
@@ -538,5 +541,9 @@ def mutual_information(counts: Doubles) -> Doubles:
 
 def largest_cost(weights: Doubles, largest: Doubles | None) -> float:
     """A bound on the magnitude of features times weights (D, ...); largest : of each |phi_d|."""
-    sizes = np.ones(len(weights)) if largest is None else largest
-    return float(np.tensordot(sizes, np.abs(weights), 1).max(initial=0.0))
+    return float(np.abs(_in_units(weights, largest)).sum(0).max(initial=0.0))
+
+
+def _in_units(weights: Doubles, largest: Doubles | None) -> Doubles:
+    """Weights (D, ...) of features divided by their largest values (D,)."""
+    return weights if largest is None else (largest * weights.T).T
