@@ -306,7 +306,8 @@ def test_undirected_graphs_have_symmetric_tables() -> None:
     np.testing.assert_allclose(table, table.T)
 
 
-def test_edge_features_choose_between_tables() -> None:
+@pytest.mark.parametrize("training", ["joint", "piecewise"])
+def test_edge_features_choose_between_tables(training: str) -> None:
     rng = np.random.default_rng(3)
     X, y = [], []
     for _ in range(40):
@@ -317,7 +318,7 @@ def test_edge_features_choose_between_tables() -> None:
         noisy = labels[:, None] + rng.normal(0, 1.0, (7, 1))
         X.append((noisy, edges, np.eye(2)[kinds]))
         y.append(labels)
-    model = GraphClassifier(l2=0.1 / 40).fit(X, y)
+    model = GraphClassifier(l2=0.1 / 40, training=training).fit(X, y)
     same, different = model.pair_coef_[0]
     assert np.trace(same) > np.trace(same[::-1])
     assert np.trace(different) < np.trace(different[::-1])

@@ -86,6 +86,14 @@ def test_at_the_optimum_the_model_expects_what_is_observed():
     assert learned.course.values[-1] < learned.course.values[0]
 
 
+def test_of_steps_too_long_the_best_is_kept():
+    data = training_chains(*made_up_chains(np.random.default_rng(21), n_chains=20))
+    learned = fit_jointly(Likelihood(data, 0.1), Descent("adam", max_iter=12, step_size=3.0))
+    assert min(learned.course.values) < learned.course.values[-1]
+    value, _ = loss_at(data, learned.weights, 0.1)
+    assert value == pytest.approx(min(learned.course.values), abs=1e-12)
+
+
 @pytest.mark.parametrize("optimizer", ["lbfgs", "cg"])
 @pytest.mark.parametrize("tol", [1e-2, 1e-5, 1e-7])
 def test_convergence_means_that_the_gradient_is_small(tol, optimizer):
