@@ -11,10 +11,10 @@ from crfield.learning import LearningReport
 
 
 class LearningProgress:
-    """One line that is redrawn on a terminal, a line an iteration elsewhere; nothing if quiet.
+    """One line that is redrawn on a terminal, a line per iteration elsewhere; nothing if quiet.
 
     An iteration takes several passes over the images, and the time left is what the iterations
-    took that visited any: those of a resumed run that come from its journal take no time.
+    took that visited any: those of a resumed run that come from its checkpoint take no time.
     """
 
     def __init__(
