@@ -35,6 +35,7 @@ def size_of(path):
     return path.stat().st_size if path.exists() else -1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_twenty_kills_change_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -81,7 +82,7 @@ def test_twenty_kills_change_nothing(tmp_path, monkeypatch):
     assert checkpoint.read_bytes() == whole.read_bytes()
 
 
-def test_resuming_before_there_is_a_journal_begins_anew(tmp_path, monkeypatch, capsys):
+def test_resuming_before_there_is_a_checkpoint_begins_anew(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_dataset("data", n_train=2, size=(16, 20))
     command = [*COMMAND[:-1], "--max-iter", "1"]
@@ -131,9 +132,10 @@ def whole(tmp_path_factory):
     return data, data.index(b"\n") + 1, expected
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(data=st.data())
-def test_a_journal_cut_or_altered_anywhere_after_its_first_line(whole, tmp_path_factory, data):
+def test_a_checkpoint_cut_or_altered_anywhere_after_its_first_line(whole, tmp_path_factory, data):
     checkpoint, header, expected = whole
     path = tmp_path_factory.mktemp("cut") / "checkpoint"
     content = bytearray(checkpoint[: data.draw(st.integers(header, len(checkpoint)), "end")])
@@ -144,7 +146,7 @@ def test_a_journal_cut_or_altered_anywhere_after_its_first_line(whole, tmp_path_
     assert path.read_bytes() == checkpoint
 
 
-def test_a_journal_without_its_first_line_is_refused(whole, tmp_path):
+def test_a_checkpoint_without_its_first_line_is_refused(whole, tmp_path):
     checkpoint, header, _ = whole
     path = tmp_path / "checkpoint"
     for end in (0, 1, header - 1):

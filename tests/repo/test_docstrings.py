@@ -55,12 +55,13 @@ FORMULAS = {
         TableFilter.complete_gradient""",
     "crfield.graphcut": """alpha_expansion boundary_weights contrast_weights cut_grids
         minimize_binary minimize_binary_grid""",
-    "crfield.graphs": """Camera ChainCRF ChainLoss DistanceFactors FactorGraph GraphCRF GridCRF
-        LogLinearLoss PatternFactors PictorialStructure PottsFactors RayFactors RayModel
-        chain_energies chain_loss distance_transform fuse_independent infer_chains infer_graph
+    "crfield.graphs": """Camera ChainClassifier ChainLoss DistanceFactors FactorGraph
+        GraphClassifier GridClassifier LogLinearLoss PatternFactors PictorialStructure
+        PottsFactors RayFactors RayModel chain_energies chain_loss distance_transform
+        fuse_independent infer_chains infer_graph
         log_linear_loss ray_messages soft_distance_transform""",
     "crfield.dense.kernels": "Bilateral FeatureKernel Kernel.is_symmetric Spatial",
-    "crfield.learning": "Objective approximate_likelihood generative_kernel learn",
+    "crfield.learning": "DatasetObjective approximate_likelihood generative_kernel learn",
     "crfield.dense.losses": """ExpectedHamming IntersectionOverUnion LogLikelihood
         Loss.softmax_gradient RobustLogLikelihood class_weights softmax_jacobian""",
     "crfield.metrics": "class_accuracy iou_per_label pixel_accuracy",

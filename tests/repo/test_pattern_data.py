@@ -65,6 +65,7 @@ def test_flipped_pixels_add_variability():
     assert values[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_each_level_varies_more_than_the_one_before(seed):
     values = [variability(ellipse_set(level, 300, seed=seed)) for level in LEVELS]

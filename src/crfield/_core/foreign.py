@@ -27,6 +27,27 @@ def is_spatial_image(values: Any) -> bool:
     return all(hasattr(values, name) for name in ("dataobj", "affine", "header"))
 
 
+def picture_pixels(picture: Any) -> NDArray[Any]:
+    """Gray (H, W) or RGB (H, W, 3) pixels of a Pillow picture as a person sees it: upright as EXIF
+    says, what is transparent white.
+    """
+    from PIL import Image, ImageOps
+
+    picture = ImageOps.exif_transpose(picture)
+    if picture.has_transparency_data:
+        colored = picture.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, colored).convert("RGB")
+    elif picture.mode == "1":
+        picture = picture.convert("L")
+    elif picture.mode not in ("L", "RGB", "I", "F") and "I;16" not in picture.mode:
+        picture = picture.convert("RGB")
+    pixels = np.array(picture)
+    if picture.mode == "I" and pixels.min() >= 0 and pixels.max() <= 65535:
+        return pixels.astype(np.uint16)
+    return pixels.astype(pixels.dtype.newbyteorder("="))
+
+
 def plain_array(values: Any) -> Any:
     """What `np.asarray` turns into the array that is meant: Pillow pictures upright and palettes as
     indices, tensors from wherever they are, nibabel images as (Z, H, W[, C]).

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from crfield.app.settings import Settings
-from crfield.app.workspace import NOTHING, Initial, OpenImage, Refinement
+from crfield.app.workspace import Initial, OpenImage, Refinement
+from crfield.unary.costs import UNKNOWN
 
 
 def snippet(image: OpenImage, refinement: Refinement) -> str:
     """A script that computes the mask from the image's file and the files that the page saves."""
     settings, initial = refinement.settings, refinement.initial
-    painted = bool((refinement.scribbles != NOTHING).any())
+    painted = bool((refinement.scribbles != UNKNOWN).any())
     names = _readers(image, initial)
     lines = ["import numpy as np", "from PIL import Image", "", "import crfield"]
     if image.sample is not None:
@@ -22,6 +23,8 @@ def snippet(image: OpenImage, refinement: Refinement) -> str:
     values = refinement.mask_values
     if values.dtype == np.uint8:
         lines += ["from crfield.show.pictures import label_palette"]
+    if initial is not None:
+        lines += ["from crfield.unary.segmentation import read_segmentation"]
     lines += [""]
     if image.sample is not None:
         lines += [f"image = load_sample({image.sample!r}).image"]
@@ -40,20 +43,18 @@ def snippet(image: OpenImage, refinement: Refinement) -> str:
             f"    strength={settings.strength!r}, nearness={settings.nearness!r},",
             ")",
         ]
-    elif initial.kind == "labels":
-        ids = initial.ids.tolist()
-        lines += [
-            f"labels = read_labels(Path({initial.name!r})).array",
-            f"ids = np.array({ids})",
-            "indices = np.where(np.isin(labels, ids), np.searchsorted(ids, labels), -1)",
-            "unary = crfield.unary_from_labels(",
-            f"    indices, len(ids), confidence={settings.confidence!r}, unknown=-1",
-            ")",
-        ]
     else:
+        given = initial.segmentation
+        array, options = "", ""
+        if given.kind == "labels":
+            array = ".array"
+            options = f", confidence={settings.confidence!r}, unknown={given.unknown}"
         lines += [
-            f"probabilities = read_probabilities(Path({initial.name!r}))",
-            "unary = crfield.unary_from_probabilities(probabilities)",
+            f"values = read_{given.kind}(Path({initial.name!r})){array}",
+            "segmentation, values = read_segmentation(",
+            f"    values, image.shape{options}",
+            ")",
+            "unary = segmentation.costs(values)",
         ]
     if initial is not None and painted:
         lines += ["unary = crfield.paint_over(unary, scribbles)"]
@@ -75,7 +76,7 @@ def _readers(image: OpenImage, initial: Initial | None) -> list[str]:
     """The functions that read the files of a script."""
     names = [] if image.sample is not None else ["read_image"]
     if initial is not None:
-        names.append(f"read_{initial.kind}")
+        names.append(f"read_{initial.segmentation.kind}")
     return names
 
 
@@ -105,4 +106,3 @@ def _ending(settings: Settings) -> list[str]:
         ")",
         "print(result.status.value)",
     ]
-

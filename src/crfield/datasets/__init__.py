@@ -1,6 +1,4 @@
-"""Data sets on disk, sample photos with masks, made-up scenes, figures and words, and ways to spoil
-good masks.
-"""
+"""Data sets in folders, sample photos with masks, made-up data, and ways to spoil good masks."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import what needs Pillow once it is used."""
+        """Import what needs Pillow when it is used."""
         if name in ("Example", "FolderDataset"):
             from crfield.datasets import folder
 

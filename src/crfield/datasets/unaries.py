@@ -1,4 +1,4 @@
-"""Unaries of a data set on disk: one file an image, or one key an image in shared `.npz` files."""
+"""Unaries of a data set on disk: one file or one key of a shared `.npz` file per image."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class UnaryStore:
     names
         Images whose unaries must be there.
     image_names
-        All images: an `.npz` called like none of them is shared, its keys are image names.
+        All images; an `.npz` file with another name is shared, and its keys are image names.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class UnaryStore:
         return found
 
     def _archive(self, path: Path) -> zipfile.ZipFile:
-        """An open archive; processes must not share one, as they would share its position."""
+        """An open archive, one per process: sharing it would share its position in the file."""
         if self._opened_by != os.getpid():
             self._archives, self._opened_by = {}, os.getpid()
         if path not in self._archives:
@@ -167,7 +167,7 @@ class UnaryStore:
         values = as_floats(stored, "unaries", np.dtype(np.float32)) * np.float32(scale)
         check_magnitude(values, "unaries times their scale")
         if kind == "probabilities":
-            # Rounding to whole numbers moves the sum by half a step a label.
+            # Rounding to whole numbers moves the sum by up to half a step per label.
             rounding = 0.0 if stored.dtype.kind == "f" else abs(scale) * self.n_labels / 2
             _check_probabilities(values, _SUM_TOLERANCE + rounding)
             fine = np.maximum(resize_linearly(values, grid), _SMALLEST_PROBABILITY)
@@ -184,8 +184,8 @@ class UnaryStore:
 def resize_linearly(values: Planes, grid: tuple[int, ...]) -> Planes:
     """Linear interpolation of each plane of (*coarse, C) to (*grid, C).
 
-    The center of pixel i of n lies at (i + 1/2) / n of the side; beyond the outermost centers
-    the outermost values hold.
+    The center of pixel i of n lies at (i + 1/2) / n of the side. Beyond the outermost centers the
+    outermost values are repeated.
     """
     for axis, length in enumerate(grid):
         n_stored = values.shape[axis]

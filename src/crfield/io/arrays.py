@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from crfield._core.atomic import atomic_path
 from crfield._core.foreign import UnusableArray, turned_voxels
 from crfield._core.validate import InputError, check_memory
 
@@ -30,7 +31,7 @@ def check_size(path: Path, grid: Sequence[int], max_pixels: int) -> None:
         size = " x ".join(str(extent) for extent in grid)
         raise InputError(
             f"expected at most {max_pixels:,} pixels, but {path} announces {pixels:,} ({size}); "
-            "make it smaller, or raise the limit with --max-pixels if you trust the file."
+            "make it smaller, or raise max_pixels if you trust the file."
         )
 
 
@@ -130,6 +131,21 @@ def read_npz(
             _check_header(stream, path, archive.getinfo(name).file_size, check_shape)
         with archive.open(name) as stream:
             return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+
+
+def write_array(path: Path, array: Array) -> None:
+    """Write an array as `.npy`."""
+    with atomic_path(path) as temporary, temporary.open("wb") as stream:
+        np.save(_Writer(stream), array, allow_pickle=False)
+
+
+class _Writer:
+    """A stream that NumPy cannot write to behind Python's back, where a full disk goes unnoticed
+    if all but the last few bytes had room.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.write = stream.write
 
 
 def _refuse_npz(stream: IO[bytes], path: Path) -> None:

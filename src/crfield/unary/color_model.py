@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import InputError, check_finite, check_memory
-from crfield.io.pixels import image_array
+from crfield._core.validate import InputError, as_image, check_finite, check_memory
 from crfield.unary.mixture import fit_mixture, fitting_bytes, log_density
 
 _LEVELS = 64  # steps a channel: colors that share a step share their cost
@@ -73,7 +72,7 @@ def colors_of(image: Any) -> Colors:
 
     They take most of the time of `unary_from_scribbles` and stay the same while somebody paints.
     """
-    array = image_array(image)
+    array = as_image(image)
     if not 2 <= array.ndim <= 4 or array.size == 0:
         raise InputError(
             "image must be (H, W), (H, W, C) or a volume (Z, H, W, C) of at least one pixel, got "

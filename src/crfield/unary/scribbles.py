@@ -18,12 +18,12 @@ from crfield._core.validate import (
     as_array,
     as_count,
     as_floats,
+    as_image,
     as_scalar,
     check_memory,
     shown,
 )
 from crfield.dense.observation import observe
-from crfield.io.pixels import image_array
 from crfield.unary.color_model import Colors, Memo, color_bytes, color_costs, colors_of
 from crfield.unary.costs import UNKNOWN, check_labels
 
@@ -46,7 +46,7 @@ def unary_from_scribbles(
     strength: float = 0.5,
     nearness: float = 3.0,
     confidence: float = 1.0,
-    unknown: int = UNKNOWN,
+    unknown: int | None = UNKNOWN,
     spacing: Any = None,
     colors: Colors | None = None,
     threads: int | None = None,
@@ -83,7 +83,7 @@ def unary_from_scribbles(
     sure = _as_probability(confidence)
     array = as_array(scribbles, "scribbles")
     if colors is None:
-        pixels = image_array(image)
+        pixels = as_image(image)
         gray = pixels.ndim == 3 and pixels.shape == array.shape
         colors = colors_of(pixels[..., None] if gray else pixels)
         colors = replace(colors, memo=Memo(0))  # nobody will ask again
