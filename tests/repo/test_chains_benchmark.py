@@ -23,12 +23,13 @@ def test_every_part_runs_and_is_written(tmp_path, capsys):
     assert capsys.readouterr().out.count("\n## ") == len(sections)
 
 
-@pytest.mark.parametrize("name", ["best_chains", "k_best_chains", "sample_chains"])
+@pytest.mark.parametrize("name", ["best", "k_best", "sample"])
 def test_what_is_wrong_is_not_timed(name, tmp_path, capsys, monkeypatch):
     right = getattr(chains, name)
 
-    def wrong(costs, transitions, *rest, **options):
-        return right(-costs, transitions, *rest, **options)
+    def wrong(given, *rest, **options):
+        opposite = chains.Chains.checked(-given.costs, given.offsets, given.transitions)
+        return right(opposite, *rest, **options)
 
     monkeypatch.setattr(chains, name, wrong)
     assert chains.run(chains.TINY, ["others"], tmp_path) == 1
@@ -37,14 +38,14 @@ def test_what_is_wrong_is_not_timed(name, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_wrong_sums_are_not_timed(part, tmp_path, capsys, monkeypatch):
-    right = chains.sum_batch
+    right = chains.sum_chains
 
     def wrong(*arguments):
         found = list(right(*arguments))
         found[part] = found[part] + 0.01
         return tuple(found)
 
-    monkeypatch.setattr(chains, "sum_batch", wrong)
+    monkeypatch.setattr(chains, "sum_chains", wrong)
     assert chains.run(chains.TINY, ["sums"], tmp_path) == 1
     assert capsys.readouterr().out.count("REFUSED") == 2
 

@@ -26,11 +26,9 @@ def test_every_part_runs_and_is_written(tmp_path, capsys):
 
 
 def test_wrong_max_product_is_refused(tmp_path, capsys, monkeypatch):
-    right = rays.infer_rays
+    right = rays.infer
     monkeypatch.setattr(
-        rays, "infer_rays", lambda model, n, **options: right(
-            model, n, **{**options, "max_product": False}
-        ),
+        rays, "infer", lambda model, **options: right(model, **{**options, "temperature": 1.0})
     )
     assert rays.run(rays.TINY, tmp_path) == 1
     assert "REFUSED: messages of max-product" in capsys.readouterr().out

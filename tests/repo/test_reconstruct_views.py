@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import crfield
-from crfield.graphs.photo_consistency import sample_bilinear
+from crfield.graphs.vision.photo_consistency import sample_bilinear
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

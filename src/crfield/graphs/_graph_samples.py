@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from crfield._core.validate import InputError, as_floats, shown
 from crfield.graphs._estimator_checks import LARGEST_FEATURE, as_label_arrays, number_classes
-from crfield.graphs._graph_checks import Doubles
+from crfield.graphs.factors import Doubles
 from crfield.graphs.log_linear import FeatureGraph, Term
 
 _DOUBLE = np.dtype(np.float64)

@@ -19,7 +19,6 @@ from crfield._core.validate import (
     as_positive_number,
     check_finite,
 )
-from crfield.graphs._chain_inputs import ChainBatch, Offsets, join_chains
 from crfield.graphs._estimator_checks import (
     LARGEST_FEATURE,
     as_label_arrays,
@@ -29,7 +28,8 @@ from crfield.graphs._estimator_checks import (
 )
 from crfield.graphs.chain_learning import ChainModel, Course, TrainingChains, learn_chains
 from crfield.graphs.chain_training import learn_piecewise, match_expectations
-from crfield.graphs.chains import Doubles, minimize_batch, sum_batch
+from crfield.graphs.chains import Chains, Doubles, Offsets, join_chains
+from crfield.graphs.engines.chains import minimize_chains, sum_chains
 from crfield.learning.optimizers import OPTIMIZERS
 
 TRAININGS = ("joint", "piecewise")
@@ -144,13 +144,13 @@ class ChainCRF(Estimator):
     def predict(self, X: Any) -> list[NDArray[Any]]:
         """The most probable labels of each chain as a whole, a list of (T,)."""
         batch = self._batch(X)
-        best = minimize_batch(batch, self.threads)
-        return best.split(self.classes_[best.labels])
+        labels, _ = minimize_chains(batch, self.threads)
+        return batch.split(self.classes_[labels])
 
     def predict_proba(self, X: Any) -> list[Doubles]:
         """The marginals of each node's labels, a list of (T, L)."""
         batch = self._batch(X)
-        _, marginals, _ = sum_batch(batch, 1.0, None, self.threads)
+        _, marginals, _ = sum_chains(batch, 1.0, None, self.threads)
         return np.split(marginals, batch.offsets[1:-1])
 
     def score(self, X: Any, y: Any) -> float:
@@ -158,10 +158,10 @@ class ChainCRF(Estimator):
         batch = self._batch(X)
         truth = _join_labels(y, batch.offsets)
         check_kind(truth, self.classes_)
-        best = minimize_batch(batch, self.threads)
-        return float((self.classes_[best.labels] == truth).mean())
+        labels, _ = minimize_chains(batch, self.threads)
+        return float((self.classes_[labels] == truth).mean())
 
-    def _batch(self, X: Any) -> ChainBatch:
+    def _batch(self, X: Any) -> Chains:
         self._check_fitted("coef_")
         features, offsets = _join_features(X)
         if features.shape[1] != self.n_features_in_:

@@ -15,15 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import FloatArray, InputError, as_count
-from crfield.graphs._chain_inputs import (
-    ChainBatch,
-    Labels,
-    Offsets,
-    as_batch,
-    as_labels,
-    check_edges,
-)
-from crfield.graphs.chains import Doubles, edge_starts, energies_of, sum_batch
+from crfield.graphs.chains import Chains, Doubles, Labels, Offsets, edge_starts, energies_of
+from crfield.graphs.engines.chains import empty_edges, sum_chains
 from crfield.learning.objective import Point
 from crfield.learning.optimizers import minimize
 
@@ -50,23 +43,21 @@ class ChainLoss:
 def chain_loss(
     costs: Any, transitions: Any, labels: Any, *, lengths: Any = None, threads: int | None = None
 ) -> ChainLoss:
-    """-log P(labels) = E(labels) + log Z and its exact gradient; inputs as in `infer_chains`.
+    """-log P(labels) = E(labels) + log Z and its exact gradient; inputs as for `Chains`.
 
     labels : (N,) true states, or a list of (T,).
+    threads : native threads, None for all cores.
     """
-    batch = as_batch(costs, transitions, lengths)
-    return loss_of(batch, as_labels(labels, batch), threads)
+    batch = Chains(costs, transitions, lengths=lengths)
+    return loss_of(batch, batch.as_labels(labels), threads)
 
 
-def loss_of(batch: ChainBatch, labels: Labels, threads: int | None) -> ChainLoss:
+def loss_of(batch: Chains, labels: Labels, threads: int | None) -> ChainLoss:
     """`chain_loss` of checked chains."""
     n_states = batch.n_states
     firsts = edge_starts(batch.offsets)
-    edges = None
-    if batch.per_edge:
-        check_edges(batch)
-        edges = np.empty((len(firsts), n_states, n_states), batch.costs.dtype)
-    log_partition, marginals, counts = sum_batch(batch, 1.0, edges, threads)
+    edges = empty_edges(batch) if batch.per_edge else None
+    log_partition, marginals, counts = sum_chains(batch, 1.0, edges, threads)
     value = float(energies_of(batch, labels).sum() + log_partition.sum())
     by_costs = np.negative(marginals, out=marginals)
     by_costs[np.arange(batch.n_nodes), labels] += 1
@@ -106,11 +97,11 @@ class ChainModel:
             np.zeros((n_features, n_states)), np.zeros(n_states), np.zeros((n_states, n_states))
         )
 
-    def batch(self, features: Doubles, offsets: Offsets) -> ChainBatch:
+    def batch(self, features: Doubles, offsets: Offsets) -> Chains:
         """The costs of chains with these features (N, F)."""
         costs = np.ascontiguousarray(-(features @ self.weights))
         costs -= self.bias
-        return ChainBatch(costs, offsets, np.ascontiguousarray(-self.transitions[None]), False)
+        return Chains.checked(costs, offsets, np.ascontiguousarray(-self.transitions[None]))
 
     def to_vector(self) -> Doubles:
         """All numbers, one after the other."""

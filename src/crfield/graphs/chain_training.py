@@ -18,7 +18,8 @@ from crfield.graphs.chain_learning import (
     observed_pairs,
     units_of,
 )
-from crfield.graphs.chains import Doubles, edge_starts, sum_batch
+from crfield.graphs.chains import Doubles, edge_starts
+from crfield.graphs.engines.chains import sum_chains
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def match_expectations(
 ) -> Expectations:
     """Observed against expected features; l2 : that of `likelihood`."""
     n_states = len(model.bias)
-    _, marginals, pairs = sum_batch(model.batch(data.features, data.offsets), 1.0, None, threads)
+    _, marginals, pairs = sum_chains(model.batch(data.features, data.offsets), 1.0, None, threads)
     truth = np.zeros_like(marginals)
     truth[np.arange(len(truth)), data.labels] = 1
     seen = observed_pairs(data.labels, edge_starts(data.offsets), n_states)

@@ -21,7 +21,6 @@ from crfield._core.validate import (
     shown,
 )
 from crfield.graphs._estimator_checks import as_label_arrays, as_strength, check_kind
-from crfield.graphs._graph_checks import Doubles, as_variables
 from crfield.graphs._graph_samples import (
     as_features,
     as_list,
@@ -32,7 +31,7 @@ from crfield.graphs._graph_samples import (
     with_states,
 )
 from crfield.graphs.chain_learning import Course
-from crfield.graphs.factors import GridFactors
+from crfield.graphs.factors import Doubles, GridFactors, as_variables
 from crfield.graphs.graph_learning import (
     GraphExpectations,
     LabeledGraphs,
@@ -40,9 +39,9 @@ from crfield.graphs.graph_learning import (
     learn_graphs,
     learn_graphs_piecewise,
 )
-from crfield.graphs.graph_results import GraphResult
+from crfield.graphs.inference import infer
 from crfield.graphs.log_linear import FeatureGraph, Term, Weights
-from crfield.graphs.propagation import infer_graph
+from crfield.graphs.results import Result
 from crfield.learning.optimizers import OPTIMIZERS
 
 TRAININGS = ("joint", "piecewise")
@@ -165,7 +164,7 @@ class _StructuredCRF(Estimator):
         right = [int((f == k).sum()) for f, k in zip(found, known, strict=True)]
         return sum(right) / sum(labels.size for labels in found)
 
-    def _infer(self, X: Any, temperature: float) -> list[tuple[GraphResult, tuple[int, ...]]]:
+    def _infer(self, X: Any, temperature: float) -> list[tuple[Result, tuple[int, ...]]]:
         self._check_fitted("coef_")
         weights = (self.coef_.T, self.intercept_[None], *self.pair_coef_)
         out = []
@@ -195,13 +194,13 @@ class _StructuredCRF(Estimator):
                     f"X must give scores of at most {LARGEST_COST:g}, got up to {most:.3g}; scale "
                     "the features like those of fit."
                 )
-            result = infer_graph(full.graph(weights), **self._inference(temperature))
+            result = infer(full.graph(weights), **self._inference(temperature))
             out.append((result, shape))
         return out
 
     def _inference(self, temperature: float) -> dict[str, Any]:
         return {
-            "temperature": temperature, "n_iter": as_count(self.n_iter, "n_iter"),
+            "temperature": temperature, "max_iter": as_count(self.n_iter, "n_iter"),
             "damping": self.damping, "tol": as_positive_number(self.inference_tol, "inference_tol"),
             "convex": self.convex, "threads": self.threads,
         }

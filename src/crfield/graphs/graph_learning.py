@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import LARGEST_COST, InputError
-from crfield.graphs._graph_checks import Doubles
 from crfield.graphs.chain_learning import Course, descend
-from crfield.graphs.graph_results import GraphResult
+from crfield.graphs.factors import Doubles
 from crfield.graphs.log_linear import FeatureGraph, Weights, log_linear_loss
+from crfield.graphs.results import Result
 
 Labels = NDArray[np.int32]
 
@@ -86,7 +86,7 @@ class Objective:
         self.data, self.l2, self.inference = data, l2, inference
         self.shapes = tuple(shapes)
         self._all = data.joined()
-        self._like: GraphResult | None = None
+        self._like: Result | None = None
         self.best: tuple[float, Doubles] | None = None
 
     def to_vector(self, weights: Weights) -> Doubles:
