@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.cases import Disagreement
 from benchmarks.chain_reference import reference_best, reference_sums
 from benchmarks.measure import (
@@ -32,10 +30,9 @@ from benchmarks.measure import (
     run_sections,
     times,
 )
-from experiments.common import REPOSITORY, Float32, provenance
-
 from crfield.graphs import Chains, best, chain_loss, infer, k_best, sample
 from crfield.graphs.engines.chains import sum_chains
+from experiments.common import REPOSITORY, Float32, provenance
 
 try:
     import torch
@@ -62,7 +59,7 @@ class Scale:
 
 
 FULL = Scale()
-# For the tests: every line runs, and nothing of it is worth reading.
+# For the tests: every line runs, but the figures mean nothing.
 TINY = Scale(repeats=1, sizes=((3, 5, 4), (2, 3, 2)))
 
 

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+
 from benchmarks.cases import ITERATIONS, Bytes, Scale, check_case, photo_case, photo_labels
 from benchmarks.measure import Candidates, Section, fastest, milliseconds, ratio, times
-from experiments.common import STANDARD, Float32
-
 from crfield.dense.losses import IntersectionOverUnion, LogLikelihood, Loss
 from crfield.learning.objective import Inference, Objective
 from crfield.learning.parameters import Parameters
+from experiments.common import STANDARD, Float32
 
 INFERENCE = "one inference"
 LOSSES: dict[str, Loss] = {

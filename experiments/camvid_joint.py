@@ -26,20 +26,6 @@ import numpy as np
 import sklearn
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from experiments import unary_classifier
-from experiments.common import (
-    REPOSITORY,
-    STANDARD,
-    Setting,
-    markdown_table,
-    parse_data_folder,
-    provenance,
-    report,
-)
-from experiments.unary_classifier import N_BLOCKS, PIXELS_PER_IMAGE, Frame, classify, time_blocks
-
 from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial, Symmetric
 from crfield.datasets import FolderDataset
 from crfield.learning import (
@@ -59,6 +45,17 @@ from crfield.metrics import (
     pixel_accuracy,
     trimap_confusion,
 )
+from experiments import unary_classifier
+from experiments.common import (
+    REPOSITORY,
+    STANDARD,
+    Setting,
+    markdown_table,
+    parse_data_folder,
+    provenance,
+    report,
+)
+from experiments.unary_classifier import N_BLOCKS, PIXELS_PER_IMAGE, Frame, classify, time_blocks
 
 VAL_BLOCK, NO_BLOCK = N_BLOCKS - 1, -1  # val was filmed in the last quarter of one sequence
 FOLDS = ((0, 2), (1, 3))  # blocks, to choose on one what is learned on the other

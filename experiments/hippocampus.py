@@ -22,19 +22,6 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from experiments.common import (
-    REPOSITORY,
-    STANDARD,
-    Labels,
-    markdown_table,
-    names_in,
-    parse_data_folder,
-    provenance,
-    report,
-)
-
 from crfield import Bilateral, DenseCRF, Pairwise, Spatial, Symmetric, unary_from_probabilities
 from crfield.learning import (
     Inference,
@@ -50,6 +37,16 @@ from crfield.metrics import (
     mean_iou,
     paired_bootstrap,
     pixel_accuracy,
+)
+from experiments.common import (
+    REPOSITORY,
+    STANDARD,
+    Labels,
+    markdown_table,
+    names_in,
+    parse_data_folder,
+    provenance,
+    report,
 )
 
 LABELS = ("background", "anterior", "posterior")
@@ -178,7 +175,7 @@ def note(what: str, score: float) -> None:
 
 
 def confusions(model: DenseCRF, volumes: Sequence[Volume], jobs: int) -> Confusions:
-    """One confusion matrix a volume, (N, L, L)."""
+    """One confusion matrix per volume, (N, L, L)."""
 
     def one(volume: Volume) -> NDArray[np.int64]:
         result = model.infer(
@@ -215,7 +212,7 @@ def difference_row(name: str, found: Confusions, other: Confusions, seed: int) -
 
 
 def describe(model: DenseCRF) -> str:
-    """A line a term: widths along the axes and mu(a, b) = own(a) + own(b) + pair(a, b).
+    """One line per term: widths along the axes and mu(a, b) = own(a) + own(b) + pair(a, b).
 
     pair(a, a) = 0, and own is a cost of each label by itself, told relative to the first.
     """

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -19,22 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from experiments.common import (
-    HAS_PYDENSECRF,
-    REPOSITORY,
-    STANDARD,
-    Setting,
-    label_major,
-    markdown_table,
-    parse_data_folder,
-    provenance,
-    report,
-    run_pydensecrf,
-)
-from experiments.rows import HEADER, Row, Rows, difference
 
 from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial, Symmetric
 from crfield.datasets import FolderDataset, Shrunk
@@ -48,6 +31,19 @@ from crfield.learning import (
 )
 from crfield.learning.objective import Example
 from crfield.metrics import mean_iou
+from experiments.common import (
+    HAS_PYDENSECRF,
+    REPOSITORY,
+    STANDARD,
+    Setting,
+    label_major,
+    markdown_table,
+    parse_data_folder,
+    provenance,
+    report,
+    run_pydensecrf,
+)
+from experiments.rows import HEADER, Row, Rows, difference
 
 N_LABELS = 21
 DESCRIPTION = {
@@ -110,7 +106,7 @@ def with_matrix(model: DenseCRF, number: int) -> DenseCRF:
 
 
 def with_five_widths(model: DenseCRF) -> DenseCRF:
-    """The model with one width a dimension in its bilateral terms."""
+    """The model with one width per dimension in its bilateral terms."""
     terms = [
         replace(t, kernel=Bilateral([t.kernel.sigma_xy] * 2, [t.kernel.sigma_color] * 3))
         if isinstance(t.kernel, Bilateral) else t

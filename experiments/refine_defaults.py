@@ -10,7 +10,6 @@ the IoU loss, at half size, and rounded to two digits before they are reported.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+import crfield
+from crfield import Bilateral, DenseCRF, Potts, Spatial
+from crfield.datasets import FolderDataset, Shrunk
+from crfield.learning import Inference, learn
+from crfield.learning.objective import Example
+from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
+from crfield.refinement import potts_model
 from experiments.common import (
     REPOSITORY,
     markdown_table,
@@ -32,14 +36,6 @@ from experiments.common import (
     report,
 )
 from experiments.msrc21_learning import DESCRIPTION as MSRC
-
-import crfield
-from crfield import Bilateral, DenseCRF, Potts, Spatial
-from crfield.datasets import FolderDataset, Shrunk
-from crfield.learning import Inference, learn
-from crfield.learning.objective import Example
-from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
-from crfield.refinement import potts_model
 
 N_LABELS, SHRINK = 21, 2
 INFERENCE = Inference(algorithm="concave", n_iter=10)  # as many as `refine` takes at most

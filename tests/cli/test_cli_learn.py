@@ -46,6 +46,7 @@ def scores(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_learning_beats_its_input_on_other_images(dataset, capsys):
     command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "6", "--tol", "0",
                "--jobs", "2", "--learn", "unary,compat,kernel"]
@@ -85,6 +86,7 @@ def test_evaluate_writes_what_the_model_finds(dataset, capsys):
     assert "expected a folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_learned_on_shrunken_images_is_for_the_full_size(dataset, capsys):
     command = ["learn", "data", "--split", "train", "--quiet", "--compatibility", "potts"]
     assert main([*command, "-o", "small", "--shrink", "2", "--max-iter", "3"]) == 0
@@ -101,6 +103,7 @@ def test_a_model_learned_on_shrunken_images_is_for_the_full_size(dataset, capsys
     assert "--shrink must be" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_a_model_and_resumes(small_dataset, capsys, monkeypatch):
     command = ["learn", "data", "--split", "train", "--learn", "compat,kernel", "--compatibility",
                "potts", "--max-iter", "4", "--quiet"]
@@ -139,6 +142,7 @@ def test_validation_split_and_report(dataset, capsys):
         assert words in page
 
 
+@pytest.mark.slow
 def test_quiet_prints_nothing(small_dataset, capsys):
     command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "1", "--quiet"]
     assert main(command) == 0
@@ -215,6 +219,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs signals between processes")
 @pytest.mark.parametrize(("evaluation", "existing", "expected"), [
     (1, False, "crfield: interrupted; model is not written yet; the same command with --resume "
@@ -281,6 +286,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", ["start", "model", "journal", "report"])
 def test_a_full_disk_costs_no_model(fails, small_dataset):
     """No file may grow beyond a limit, at which one of them fails; then there is room again."""
@@ -322,6 +328,7 @@ def test_a_full_disk_costs_no_model(fails, small_dataset):
     assert Path("model.report.html").stat().st_size > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "expected"), [
     (["--split", "none"], "none"),
     (["--split", "train", "--l2", "unary"], "GROUP=NUMBER"),
@@ -351,6 +358,7 @@ def test_a_recalibration_in_context_from_the_command_line(small_dataset, capsys)
     assert main(["evaluate", "model", "data", "--split", "train"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("enough", "factor"), [(30_000, 1), (80, 2), (1, 16)])
 def test_large_images_are_shrunk_unless_told_otherwise(small_dataset, monkeypatch, enough, factor):
     monkeypatch.setattr(learn_command, "_ENOUGH_PIXELS", enough)
@@ -363,7 +371,7 @@ def test_large_images_are_shrunk_unless_told_otherwise(small_dataset, monkeypatc
 
 def test_what_is_missing_is_said_before_work(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("crfield.learning.objective.find_spec", lambda name: None)
-    monkeypatch.setattr("crfield.learning.optimizers.find_spec", lambda name: None)
+    monkeypatch.setattr("crfield._core.optimize.find_spec", lambda name: None)
     words = ["learn", str(tmp_path), "-o", str(tmp_path / "model")]
     assert main([*words, "--jobs", "2"]) == 2
     assert "n_jobs=2 needs joblib" in capsys.readouterr().err

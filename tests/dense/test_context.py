@@ -69,6 +69,7 @@ def test_the_features_are_what_they_are_said_to_be(masked):
         np.testing.assert_allclose(found[i], expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [LogLikelihood(), IntersectionOverUnion()])
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel"])
 def test_gradient_by_the_recalibration_agrees_with_central_differences(algorithm, loss):

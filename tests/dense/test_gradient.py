@@ -70,6 +70,7 @@ def numeric(function, array, step=1e-6):
     return gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_type", LOSSES)
 @pytest.mark.parametrize("family", ["potts", "diagonal", "symmetric"])
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel"])

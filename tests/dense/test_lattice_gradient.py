@@ -32,6 +32,7 @@ def cosine(a, b):
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "loss"), [("astronaut", "iou"), ("coffee", "log_likelihood")])
 def test_direction_of_the_gradient_on_a_photo(name, loss):
     example, n_labels = photo(name, 4)

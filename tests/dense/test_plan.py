@@ -62,6 +62,7 @@ def random_compatibility(kind, n_labels, rng):
     return Symmetric(-(root @ root.T) / n_labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel"])
 @given(

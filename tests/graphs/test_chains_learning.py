@@ -7,9 +7,8 @@ from sklearn.model_selection import GridSearchCV
 
 from chain_reference import enumerate_chain
 from crfield.estimators import NotFittedError
-from crfield.graphs import ChainCRF, chain_loss
-from crfield.graphs.chain_learning import ChainModel, TrainingChains, learn_chains, likelihood
-from crfield.graphs.chain_training import learn_piecewise, match_expectations
+from crfield.graphs import ChainClassifier, chain_loss
+from crfield.graphs.log_linear import ChainExamples, Descent, Likelihood, fit, fit_piecewise
 from refusal import refusal
 
 TRUE_TABLE = np.array([[1.5, 0.0, -2.0], [-1.0, 1.0, 0.5], [0.5, -1.5, 1.0]])
@@ -38,7 +37,14 @@ def softmax(x):
 
 def training_chains(X, y):
     offsets = np.cumsum([0, *map(len, X)]).astype(np.int64)
-    return TrainingChains(np.concatenate(X), np.concatenate(y).astype(np.int32), offsets)
+    return ChainExamples(np.concatenate(X), np.concatenate(y).astype(np.int32), offsets, 3)
+
+
+def loss_at(data, weights, l2=0.0):
+    """The objective at weights, which are costs, and its gradient for each term."""
+    likelihood = Likelihood(data, l2)
+    value, gradient = likelihood(likelihood.to_vector(weights), None)
+    return value, likelihood.from_vector(gradient)
 
 
 def slopes(function, x, step=1e-5):
@@ -80,11 +86,11 @@ def test_the_loss_is_enumerated_and_its_gradient_the_central_differences(per_edg
 def test_the_gradient_by_parameters_is_that_of_central_differences():
     rng = np.random.default_rng(2)
     data = training_chains(*made_up_chains(rng, n_chains=6))
-    start = ChainModel.zeros(4, 3)
-    x = rng.standard_normal(start.to_vector().shape)
-    _, gradient = likelihood(start.from_vector(x), data, 0.3)
-    differences = slopes(lambda v: likelihood(start.from_vector(v), data, 0.3)[0], x)
-    np.testing.assert_allclose(gradient.to_vector(), differences, atol=1e-6)
+    likelihood = Likelihood(data, 0.3)
+    x = rng.standard_normal(likelihood.scale.shape)
+    _, gradient = likelihood(x, None)
+    differences = slopes(lambda v: likelihood(v, None)[0], x)
+    np.testing.assert_allclose(gradient, differences, atol=1e-6)
 
 
 def test_chains_that_are_taken_are_those_chains():
@@ -97,24 +103,27 @@ def test_chains_that_are_taken_are_those_chains():
 
 def test_at_the_optimum_the_model_expects_what_is_observed():
     data = training_chains(*made_up_chains(np.random.default_rng(4), n_chains=100))
-    model, course = learn_chains(ChainModel.zeros(4, 3), data, l2=0.01)
-    found = match_expectations(model, data, 0.01)
+    likelihood = Likelihood(data, 0.01)
+    learned = fit(likelihood, Descent())
+    found = likelihood.expectations(learned.weights)
     assert found.largest_gap < 1e-3
-    assert match_expectations(ChainModel.zeros(4, 3), data, 0.01).largest_gap > 0.1
-    np.testing.assert_allclose(found.observed.bias, np.bincount(data.labels), atol=1e-12)
-    np.testing.assert_allclose(found.expected.bias, np.bincount(data.labels), atol=0.1)
-    assert found.observed.transitions.sum() == pytest.approx(found.expected.transitions.sum())
-    assert course.values[-1] < course.values[0]
+    nothing = likelihood.from_vector(np.zeros_like(likelihood.scale))
+    assert likelihood.expectations(nothing).largest_gap > 0.1
+    np.testing.assert_allclose(found.observed[1][0], np.bincount(data.labels), atol=1e-12)
+    np.testing.assert_allclose(found.expected[1][0], np.bincount(data.labels), atol=0.1)
+    assert found.observed[2].sum() == pytest.approx(found.expected[2].sum())
+    assert learned.course.values[-1] < learned.course.values[0]
 
 
 @pytest.mark.parametrize(("optimizer", "slack"), [("cg", 1e-3), ("adam", 2e-2), ("sgd", 2e-2)])
 def test_every_optimizer_comes_to_the_same_model(optimizer, slack):
     X, y = made_up_chains(np.random.default_rng(5), n_chains=60)
-    best = ChainCRF(C=0.5).fit(X, y)
-    other = ChainCRF(C=0.5, optimizer=optimizer, max_iter=100, step_size=0.02).fit(X, y)
+    best = ChainClassifier(l2=2 / 60).fit(X, y)
+    settings = {"l2": 2 / 60, "optimizer": optimizer, "max_iter": 100, "step_size": 0.02}
+    other = ChainClassifier(**settings).fit(X, y)
     assert best.objective_[-1] < other.objective_[-1] + 1e-5
     assert other.objective_[-1] < best.objective_[-1] + slack
-    again = ChainCRF(C=0.5, optimizer=optimizer, max_iter=100, step_size=0.02).fit(X, y)
+    again = ChainClassifier(**settings).fit(X, y)
     np.testing.assert_array_equal(again.coef_, other.coef_)
 
 
@@ -127,13 +136,13 @@ def test_neighbors_help_where_features_say_little():
         X.append(np.eye(3)[y[-1]] + rng.standard_normal((length, 3)))
     nodes = [row[None] for part in X[:200] for row in part]
     labels = [np.array([label]) for part in y[:200] for label in part]
-    alone = ChainCRF().fit(nodes, labels)
+    alone = ChainClassifier().fit(nodes, labels)
     alone_score = alone.score(
         [row[None] for part in X[200:] for row in part],
         [np.array([label]) for part in y[200:] for label in part],
     )
-    joint = ChainCRF().fit(X[:200], y[:200])
-    piecewise = ChainCRF(training="piecewise").fit(X[:200], y[:200])
+    joint = ChainClassifier().fit(X[:200], y[:200])
+    piecewise = ChainClassifier(training="piecewise").fit(X[:200], y[:200])
     assert joint.score(X[200:], y[200:]) > alone_score + 0.08
     assert piecewise.score(X[200:], y[200:]) > alone_score + 0.06
     assert joint.objective_[-1] > 0
@@ -142,34 +151,32 @@ def test_neighbors_help_where_features_say_little():
 
 def test_the_weights_of_the_parts_are_optimal():
     data = training_chains(*made_up_chains(np.random.default_rng(7), n_chains=50))
-    model, _, parts = learn_piecewise(data, 3, l2=1.0)
-    weights = parts.weights
+    found = fit_piecewise(Likelihood(data, 1.0), Descent())
+    weights, (coef, bias, transitions) = found.part_weights, found.weights
     at = [
-        likelihood(
-            ChainModel(a * model.weights, a * model.bias, b * model.transitions), data, 0.0
-        )[0]
+        loss_at(data, (a * coef, a * bias, b * transitions))[0]
         for a, b in ((1, 1), (1.05, 1), (0.95, 1), (1, 1.05), (1, 0.95))
     ]
     assert at[0] == min(at)
-    # A strong ridge makes the classifier of nodes timid; its weight makes up for it.
+    # A strong penalty makes the classifier of nodes timid; its weight makes up for it.
     assert weights[0] > 1.2 * weights[1] > 0
     pairs = np.ones((3, 3))
     for begin, end in zip(data.offsets[:-1], data.offsets[1:], strict=True):
         np.add.at(pairs, (data.labels[begin : end - 1], data.labels[begin + 1 : end]), 1)
     pairs /= pairs.sum()
     information = np.log(pairs / pairs.sum(1)[:, None] / pairs.sum(0))
-    np.testing.assert_allclose(model.transitions, weights[1] * information, atol=1e-12)
+    np.testing.assert_allclose(transitions[0], -weights[1] * information, atol=1e-12)
 
 
 def test_labels_of_any_kind_and_words():
     rng = np.random.default_rng(8)
     X, y = made_up_chains(rng)
     names = np.array(["noun", "verb", "other"])
-    plain = ChainCRF().fit(X, y)
-    named = ChainCRF().fit(X, [names[part].tolist() for part in y])
+    plain = ChainClassifier().fit(X, y)
+    named = ChainClassifier().fit(X, [names[part].tolist() for part in y])
     assert named.classes_.tolist() == sorted(names)
     assert named.score(X, [names[part] for part in y]) == pytest.approx(plain.score(X, y), abs=0.02)
-    words = ChainCRF().fit(X, ["".join("abc"[state] for state in part) for part in y])
+    words = ChainClassifier().fit(X, ["".join("abc"[state] for state in part) for part in y])
     for ours, theirs in zip(words.predict(X), plain.predict(X), strict=True):
         assert ours.tolist() == ["abc"[state] for state in theirs]
     for probabilities, features in zip(plain.predict_proba(X), X, strict=True):
@@ -180,35 +187,34 @@ def test_labels_of_any_kind_and_words():
 
 
 def test_one_class_only():
-    crf = ChainCRF().fit([np.ones((3, 2))], [[7, 7, 7]])
+    crf = ChainClassifier().fit([np.ones((3, 2))], [[7, 7, 7]])
     assert crf.predict([np.zeros((2, 2))])[0].tolist() == [7, 7]
 
 
 def test_scikit_learn_can_clone_and_search():
     X, y = made_up_chains(np.random.default_rng(9))
-    crf = ChainCRF(C=0.3, training="piecewise")
+    crf = ChainClassifier(l2=0.3, training="piecewise")
     assert clone(crf).get_params() == crf.get_params()
-    assert crf.set_params(C=2.0).C == 2.0
-    search = GridSearchCV(ChainCRF(), {"C": [0.01, 1.0]}, cv=2).fit(X, y)
-    assert search.best_params_["C"] in (0.01, 1.0)
+    assert crf.set_params(l2=2.0).l2 == 2.0
+    search = GridSearchCV(ChainClassifier(), {"l2": [5.0, 0.05]}, cv=2).fit(X, y)
+    assert search.best_params_["l2"] in (5.0, 0.05)
     assert len(search.predict(X)) == len(X)
 
 
 def test_a_run_cut_short_says_so():
     X, y = made_up_chains(np.random.default_rng(10))
     with pytest.warns(UserWarning, match="raise max_iter"):
-        ChainCRF(max_iter=2).fit(X, y)
+        ChainClassifier(max_iter=2).fit(X, y)
 
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", "cg"])
 @pytest.mark.parametrize("factor", [1e4, 1e8, 1e50, 1e99])
 def test_features_of_any_size_are_learned_from(factor, optimizer):
     X, y = made_up_chains(np.random.default_rng(12))
-    # With hardly a ridge the labels say the same of features of any size.
-    plain = ChainCRF(C=1e6, optimizer=optimizer, max_iter=2000).fit(X, y)
-    scaled = ChainCRF(C=1e6, optimizer=optimizer, max_iter=2000).fit(
-        [factor * features for features in X], y
-    )
+    # With hardly a penalty the labels say the same of features of any size.
+    settings = {"l2": 1e-6 / len(X), "optimizer": optimizer, "max_iter": 2000}
+    plain = ChainClassifier(**settings).fit(X, y)
+    scaled = ChainClassifier(**settings).fit([factor * features for features in X], y)
     assert scaled.objective_[-1] == pytest.approx(plain.objective_[-1], abs=1e-3)
     assert scaled.objective_[-1] < scaled.objective_[0] - 1
     assert scaled.expectations_.largest_gap <= 2e-5
@@ -218,13 +224,13 @@ def test_features_of_any_size_are_learned_from(factor, optimizer):
 @pytest.mark.parametrize("tol", [1e-2, 1e-5, 1e-7])
 def test_convergence_means_that_the_gradient_is_small(tol, optimizer):
     data = training_chains(*made_up_chains(np.random.default_rng(13)))
-    model, course = learn_chains(
-        ChainModel.zeros(4, 3), data, l2=0.1, tol=tol, optimizer=optimizer, max_iter=1000
-    )
+    descent = Descent(tol=tol, optimizer=optimizer, max_iter=1000)
+    learned = fit(Likelihood(data, 0.1), descent)
+    course = learned.course
     assert course.converged
     largest = np.maximum(np.abs(data.features).max(0), 1)[:, None]
-    _, gradient = likelihood(model, data, 0.1)
-    gaps = [gradient.weights / largest, gradient.bias, gradient.transitions]
+    _, (by_coef, by_bias, by_transitions) = loss_at(data, learned.weights, 0.1)
+    gaps = [by_coef / largest, by_bias, by_transitions]
     assert max(np.abs(gap).max() for gap in gaps) == pytest.approx(course.gap)
     assert course.gap <= tol
     assert len(course.values) == course.n_iter + 1
@@ -233,44 +239,51 @@ def test_convergence_means_that_the_gradient_is_small(tol, optimizer):
 def test_learning_that_leads_nowhere_says_so():
     X, y = made_up_chains(np.random.default_rng(14))
     with pytest.warns(UserWarning, match="scale the features"):
-        ChainCRF(tol=1e-300, max_iter=5000).fit(X, y)
+        ChainClassifier(tol=1e-300, max_iter=5000).fit(X, y)
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid")
 @pytest.mark.parametrize("step_size", [1e6, 1e300])
 def test_steps_out_of_the_range_of_numbers_are_refused(step_size):
     X, y = made_up_chains(np.random.default_rng(15))
-    crf = ChainCRF(optimizer="sgd", step_size=step_size)
+    crf = ChainClassifier(optimizer="sgd", step_size=step_size)
     assert "smaller step_size" in refusal(crf.fit, X, y)
 
 
-@pytest.mark.parametrize("C", [1e-30, 1e-12, 1e30])
-def test_ridges_of_any_strength(C):
+@pytest.mark.parametrize("l2", [2.5e28, 2.5e10, 2.5e-32])
+def test_penalties_of_any_strength(l2):
     X, y = made_up_chains(np.random.default_rng(16))
-    crf = ChainCRF(C=C, max_iter=2000).fit(X, y)
+    crf = ChainClassifier(l2=l2, max_iter=2000).fit(X, y)
     assert np.isfinite(crf.coef_).all()
-    if C < 1:
-        assert np.abs(crf.coef_).max() < 1e3 * C
+    if l2 > 1:
+        assert np.abs(crf.coef_).max() < 25 / l2
         # What is left are the shares of the labels.
         shares = np.bincount(np.concatenate(y)) / len(np.concatenate(y))
         np.testing.assert_allclose(crf.predict_proba(X[:1])[0][0], shares, atol=1e-4)
 
 
+def test_the_default_penalty_is_the_one_of_an_inverse_strength_of_one():
+    X, y = made_up_chains(np.random.default_rng(20), n_chains=20)
+    np.testing.assert_array_equal(
+        ChainClassifier().fit(X, y).coef_, ChainClassifier(l2=1 / 20).fit(X, y).coef_
+    )
+
+
 def test_piecewise_training_reports_both_of_its_courses():
     X, y = made_up_chains(np.random.default_rng(17))
     data = training_chains(X, y)
-    crf = ChainCRF(training="piecewise").fit(X, y)
+    crf = ChainClassifier(training="piecewise").fit(X, y)
     # The classifier of nodes starts from equal labels, as many times as a chain has nodes.
     assert crf.objective_[0] == pytest.approx(len(data.labels) / len(data) * np.log(3))
-    model = ChainModel(crf.coef_.T, crf.intercept_, crf.transition_coef_)
-    assert crf.part_objective_[-1] == pytest.approx(likelihood(model, data, 0.0)[0])
+    weights = -crf.coef_.T, -crf.intercept_[None], -crf.transition_coef_[None]
+    assert crf.part_objective_[-1] == pytest.approx(loss_at(data, weights)[0])
     assert crf.part_objective_[-1] <= crf.part_objective_[0]
-    assert ChainCRF().fit(X, y).part_objective_ is None
+    assert ChainClassifier().fit(X, y).part_objective_ is None
 
 
 def test_tables_in_another_order_predict_the_same():
     X, y = made_up_chains(np.random.default_rng(18))
-    crf = ChainCRF().fit(X, y)
+    crf = ChainClassifier().fit(X, y)
     before = crf.predict(X)
     crf.transition_coef_ = np.asfortranarray(crf.transition_coef_)
     crf.coef_ = np.asfortranarray(crf.coef_)
@@ -280,45 +293,44 @@ def test_tables_in_another_order_predict_the_same():
 
 def test_labels_of_several_kinds_are_refused():
     X = [np.ones((2, 1)), np.ones((2, 1))]
-    assert "one kind" in refusal(ChainCRF().fit, X, [[1, 2], ["a", "b"]])
-    assert "one kind" in refusal(ChainCRF().fit, X, [["a", "b"], ["a", 1]])
-    crf = ChainCRF().fit(X, ["ab", "ba"])
+    assert "one kind" in refusal(ChainClassifier().fit, X, [[1, 2], ["a", "b"]])
+    assert "one kind" in refusal(ChainClassifier().fit, X, [["a", "b"], ["a", 1]])
+    crf = ChainClassifier().fit(X, ["ab", "ba"])
     assert "numbers; convert" in refusal(crf.score, X, [[1, 2], [2, 1]])
 
 
 def test_features_that_leave_no_room_are_refused():
     X, y = made_up_chains(np.random.default_rng(19), n_chains=3)
-    assert "must not exceed 1e+100" in refusal(ChainCRF().fit, [1e101 * x for x in X], y)
-    crf = ChainCRF().fit(X, y)
+    assert "must not exceed 1e+100" in refusal(ChainClassifier().fit, [1e101 * x for x in X], y)
+    crf = ChainClassifier().fit(X, y)
     for function in (crf.predict, crf.predict_proba):
         assert "like those of fit" in refusal(function, [np.full((2, 4), 1e99)])
 
 
 def test_wrong_input_is_refused():
     X, y = made_up_chains(np.random.default_rng(11), n_chains=3)
-    assert "C must be positive" in refusal(ChainCRF(C=-1).fit, X, y)
-    for C in (1e-320, 1e-31, 1e31):
-        assert "C must lie between" in refusal(ChainCRF(C=C).fit, X, y)
-    assert "C must be one number" in refusal(ChainCRF(C=[1, 2]).fit, X, y)
-    assert "optimizer" in refusal(ChainCRF(optimizer="newton").fit, X, y)
-    assert "training" in refusal(ChainCRF(training="none").fit, X, y)
-    assert "3 chains" in refusal(ChainCRF().fit, X, y[:2])
-    assert "y[0]" in refusal(ChainCRF().fit, X, [y[0][:-1], *y[1:]])
-    assert "in a list" in refusal(ChainCRF().fit, X[0], y[0])
-    assert "NaN" in refusal(ChainCRF().fit, X[:1], [np.full(len(X[0]), np.nan)])
-    assert "finite" in refusal(ChainCRF().fit, [np.full((1, 2), np.inf)], [[0]])
+    for l2 in (-1, -1e-320, 1e31, np.inf, np.nan):
+        assert "l2 must " in refusal(ChainClassifier(l2=l2).fit, X, y)
+    assert "l2 must be a number" in refusal(ChainClassifier(l2=[1, 2]).fit, X, y)
+    assert "optimizer" in refusal(ChainClassifier(optimizer="newton").fit, X, y)
+    assert "training" in refusal(ChainClassifier(training="none").fit, X, y)
+    assert "3 chains" in refusal(ChainClassifier().fit, X, y[:2])
+    assert "y[0]" in refusal(ChainClassifier().fit, X, [y[0][:-1], *y[1:]])
+    assert "in a list" in refusal(ChainClassifier().fit, X[0], y[0])
+    assert "NaN" in refusal(ChainClassifier().fit, X[:1], [np.full(len(X[0]), np.nan)])
+    assert "finite" in refusal(ChainClassifier().fit, [np.full((1, 2), np.inf)], [[0]])
     assert "one kind" in refusal(
-        ChainCRF().fit, [np.ones((2, 1))], [np.array([1, "a"], dtype=object)]
+        ChainClassifier().fit, [np.ones((2, 1))], [np.array([1, "a"], dtype=object)]
     )
-    assert "a parameter" in refusal(ChainCRF().set_params, D=1)
+    assert "a parameter" in refusal(ChainClassifier().set_params, D=1)
     with pytest.raises(NotFittedError):
-        ChainCRF().predict(X)
-    crf = ChainCRF().fit(X, y)
+        ChainClassifier().predict(X)
+    crf = ChainClassifier().fit(X, y)
     assert "4 features" in refusal(crf.predict, [np.ones((2, 5))])
-    assert "threads" in refusal(ChainCRF(threads=0).fit, X, y)
+    assert "threads" in refusal(ChainClassifier(threads=0).fit, X, y)
     spoilt = [x.copy() for x in X]
     spoilt[1][0, 2] = np.nan
-    for call in (crf.predict, lambda X: ChainCRF().fit(X, y)):
+    for call in (crf.predict, lambda X: ChainClassifier().fit(X, y)):
         assert "X[1] must be finite, got nan at index (0, 2)" in refusal(call, spoilt)
     sparse = pytest.importorskip("scipy.sparse")
     assert "X[0] must be a dense array" in refusal(crf.predict, [sparse.csr_matrix(X[0])])
@@ -329,10 +341,10 @@ def test_object_arrays_are_lists_of_chains():
     X, y = made_up_chains(np.random.default_rng(12), n_chains=5)
     Xo, yo = np.empty(5, object), np.empty(5, object)
     Xo[:], yo[:] = X, y
-    crf = ChainCRF().fit(X, y)
-    np.testing.assert_array_equal(ChainCRF().fit(Xo, yo).coef_, crf.coef_)
+    crf = ChainClassifier().fit(X, y)
+    np.testing.assert_array_equal(ChainClassifier().fit(Xo, yo).coef_, crf.coef_)
     # Chains of one length become one array of numbers that are objects.
     X, y = [np.ones((3, 2)), np.zeros((3, 2))], [[0, 1, 1], [1, 0, 0]]
-    found = ChainCRF().fit(np.array(X, dtype=object), np.array(y, dtype=object))
+    found = ChainClassifier().fit(np.array(X, dtype=object), np.array(y, dtype=object))
     assert found.classes_.dtype.kind == "i"
     assert found.score(X, y) == found.score(np.array(X, dtype=object), y)

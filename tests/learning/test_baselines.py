@@ -172,6 +172,7 @@ def test_void_pixels_are_in_neither_sum_but_in_inference():
     assert counts.sum() == known.sum()
 
 
+@pytest.mark.slow
 def test_likelihood_finds_the_potts_weights_that_labels_were_drawn_from():
     def two_terms(spatial, bilateral):
         return DenseCRF(3, [
@@ -190,6 +191,7 @@ def test_likelihood_finds_the_potts_weights_that_labels_were_drawn_from():
     assert score(result.model, examples) > score(start, examples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["diagonal", "symmetric"])
 def test_likelihood_matches_the_pairs_of_labels(family):
     """At the maximum as many pairs of each kind are expected as there are."""
@@ -272,6 +274,7 @@ def test_potts_grid_holds_every_combination_once():
     assert [len(m.terms) for m in potts_grid(2, spatial=[1.0], weights=[1, 2, 3])] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_searches_without_a_grid_improve_on_their_start():
     true = DenseCRF(3, [Pairwise(Bilateral(6, 40), Potts(3.0))])
     examples = sampled(true, n=4)

@@ -75,6 +75,7 @@ def client(_deadline, tmp_path):
         yield client
 
 
+@pytest.mark.slow
 def test_learning_survives_the_death_of_a_worker(client):
     workers = client.run(os.getpid)
     victims = []

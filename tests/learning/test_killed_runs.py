@@ -35,6 +35,7 @@ def size_of(path):
     return path.stat().st_size if path.exists() else -1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_twenty_kills_change_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -130,6 +131,7 @@ def whole(tmp_path_factory):
     return data, data.index(b"\n") + 1, expected
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(data=st.data())
 def test_a_journal_cut_or_altered_anywhere_after_its_first_line(whole, tmp_path_factory, data):

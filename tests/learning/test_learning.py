@@ -65,6 +65,7 @@ def full_model(n_labels=3):
     ])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_gradient_of_the_objective_by_every_parameter(algorithm, loss):
@@ -84,6 +85,7 @@ def test_gradient_of_the_objective_by_every_parameter(algorithm, loss):
         assert found[i] == pytest.approx(numeric, rel=2e-5, abs=2e-8), i
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spare", [0.0, 1.0, 1e12])
 def test_states_that_wait_for_the_totals_change_nothing(monkeypatch, spare):
     """IoU needs all images before any gradient; what is kept meanwhile depends on the memory."""
@@ -160,6 +162,7 @@ def sampled(true, inference, n=6, seed=3, size=(18, 20)):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_learning_from_a_wrong_start_is_as_good_as_the_truth(loss):
     inference = Inference("concave", "exact", 3)
@@ -179,6 +182,7 @@ def test_learning_from_a_wrong_start_is_as_good_as_the_truth(loss):
     assert (result.model.algorithm, result.model.max_iter) == ("concave", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["cg", "lbfgs", "adam", "sgd"])
 def test_every_optimizer_lowers_the_loss_and_resumes_bit_for_bit(optimizer, tmp_path):
     inference = Inference("concave", "exact", 2)

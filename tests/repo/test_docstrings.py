@@ -15,7 +15,9 @@ import pytest
 MODULES = (
     "crfield", "crfield.compat.pydensecrf", "crfield.compat.pydensecrf.densecrf",
     "crfield.compat.pydensecrf.utils", "crfield.dense.compatibility", "crfield.datasets",
-    "crfield.estimators", "crfield.dense.filters", "crfield.graphcut", "crfield.graphs",
+    "crfield.estimators", "crfield.dense.filters", "crfield.graphcut",
+    "crfield.graphcut.results", "crfield.datasets.ellipses", "crfield.datasets.words",
+    "crfield.graphs",
     "crfield.dense.kernels", "crfield.learning", "crfield.dense.losses",
     "crfield.metrics", "crfield.nn",
     "crfield.patterns", "crfield.show.pictures", "crfield.unary.costs",
@@ -55,9 +57,9 @@ FORMULAS = {
         TableFilter.complete_gradient""",
     "crfield.graphcut": """alpha_expansion boundary_weights contrast_weights cut_grids
         minimize_binary minimize_binary_grid""",
-    "crfield.graphs": """Camera ChainCRF Chains Chains.energy DistanceFactors FactorGraph GraphCRF
-        GridCRF PatternFactors PictorialStructure PottsFactors RayFactors RayModel
-        best chain_loss distance_transform fuse_independent infer log_linear_loss
+    "crfield.graphs": """Camera ChainClassifier Chains Chains.energy DistanceFactors FactorGraph
+        GraphClassifier GridClassifier PatternFactors PictorialStructure PottsFactors RayFactors
+        RayModel best chain_loss distance_transform fuse_independent infer log_linear_loss
         ray_messages sample soft_distance_transform""",
     "crfield.dense.kernels": "Bilateral FeatureKernel Kernel.is_symmetric Spatial",
     "crfield.learning": "Objective approximate_likelihood generative_kernel learn",

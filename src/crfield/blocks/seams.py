@@ -29,9 +29,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._core.threads import thread_count
 from crfield._core.validate import FloatArray, InputError, as_scalar
 from crfield.blocks.parts import Block
 from crfield.dense.filters.base import NormalizedFilter
+from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Kernel, Spatial
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import Observation, observe
@@ -143,15 +145,18 @@ class SeamBound:
     """The bound t of the module's head on one block, brought up to date iteration by iteration."""
 
     def __init__(
-        self, model: DenseCRF, observation: Observation, block: Block, *, dtype: np.dtype[Any],
-        filter: str, threads: int,
+        self, model: DenseCRF, observation: Observation, block: Block, dtype: np.dtype[Any],
+        inference: Inference,
     ) -> None:
         assert observation.window is not None
         whole = observation.window.whole
         self._seen = observation
         self._terms = []
         self._source = np.zeros(observation.n_variables)
-        built = model.build_terms(observation, dtype, filter, 0.0, threads)
+        built = model.build_terms(
+            observation, dtype, inference.filter, inference.filter_tol,
+            thread_count(inference.threads),
+        )
         for pairwise, term in zip(model.terms, built, strict=True):
             operator = term.operator
             assert isinstance(operator, NormalizedFilter)

@@ -28,7 +28,7 @@ from crfield.dense.compatibility import Potts
 from crfield.dense.kernels import Bilateral, Spatial
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
-from crfield.io.images import write_array
+from crfield.io.arrays import write_array
 from crfield.learning import Inference, Learned, LearningReport, learn
 from crfield.metrics import confusion_matrix, mean_iou
 from crfield.show import pictures

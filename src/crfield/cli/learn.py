@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from crfield._core.atomic import check_writable
+from crfield._core.optimize import check_optimizer
 from crfield._core.threads import usable_cores
 from crfield._core.validate import InputError, as_count
 from crfield.cli.data import add_dataset, open_dataset
@@ -35,7 +36,6 @@ from crfield.learning import (
 )
 from crfield.learning.learner import LOSSES
 from crfield.learning.objective import check_joblib
-from crfield.learning.optimizers import check_optimizer
 
 # Images this large are learned from whole; so many are looked at to know how large they are.
 _ENOUGH_PIXELS, _SIZED_IMAGES = 30_000, 8

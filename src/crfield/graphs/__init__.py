@@ -1,10 +1,14 @@
 """Factor graphs: belief propagation, log-linear models, chains, trees, grids, rays and poses."""
 
-from crfield.graphs.chain_estimator import ChainCRF
-from crfield.graphs.chain_learning import chain_loss
 from crfield.graphs.chains import Chains
 from crfield.graphs.conditioning import condition
 from crfield.graphs.engines.rays import fuse_independent, ray_messages
+from crfield.graphs.estimators import (
+    ChainClassifier,
+    GraphClassifier,
+    GridClassifier,
+    Propagation,
+)
 from crfield.graphs.factors import (
     DistanceFactors,
     Factors,
@@ -14,11 +18,11 @@ from crfield.graphs.factors import (
     RayFactors,
     TableFactors,
 )
+from crfield.graphs.feature_graph import FeatureGraph, FeatureTerm, log_linear_loss
 from crfield.graphs.files.uai import read_evidence, read_uai, write_uai
 from crfield.graphs.graph import FactorGraph, table_factors
-from crfield.graphs.graph_estimator import GraphCRF, GridCRF
 from crfield.graphs.inference import best, infer, k_best, sample
-from crfield.graphs.log_linear import FeatureGraph, Term, log_linear_loss
+from crfield.graphs.log_linear import chain_loss
 from crfield.graphs.results import Result, Status
 from crfield.graphs.vision.distances import distance_transform, soft_distance_transform
 from crfield.graphs.vision.poses import PictorialStructure, Poses
@@ -27,25 +31,26 @@ from crfield.graphs.vision.voxels import Camera, VoxelGrid
 
 __all__ = [
     "Camera",
-    "ChainCRF",
+    "ChainClassifier",
     "Chains",
     "DistanceFactors",
     "FactorGraph",
     "Factors",
     "FeatureGraph",
-    "GraphCRF",
-    "GridCRF",
+    "FeatureTerm",
+    "GraphClassifier",
+    "GridClassifier",
     "GridFactors",
     "PatternFactors",
     "PictorialStructure",
     "Poses",
     "PottsFactors",
+    "Propagation",
     "RayFactors",
     "RayModel",
     "Result",
     "Status",
     "TableFactors",
-    "Term",
     "VoxelGrid",
     "best",
     "chain_loss",

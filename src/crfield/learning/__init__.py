@@ -1,5 +1,6 @@
 """Learning every parameter of a dense CRF."""
 
+from crfield._core.optimize import OPTIMIZERS
 from crfield.learning.baselines import (
     METRICS,
     Searched,
@@ -21,7 +22,6 @@ from crfield.learning.learner import (
     make_loss,
 )
 from crfield.learning.objective import Example, Inference, Objective
-from crfield.learning.optimizers import OPTIMIZERS
 from crfield.learning.parameters import GROUPS, Parameters
 from crfield.learning.report import write_report
 from crfield.learning.start import FAMILIES, starting_model

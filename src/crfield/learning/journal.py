@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from crfield._core.atomic import atomic_path, cannot_write
+from crfield._core.optimize import Vector
 from crfield._core.validate import InputError
 from crfield.learning.objective import Point
-from crfield.learning.parameters import Vector
 
 
 class Journal:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from crfield._core.arena import drop_arenas
+from crfield._core.optimize import OPTIMIZERS, Batches, Vector, minimize
 from crfield._core.validate import (
     InputError,
     as_array,
@@ -41,8 +42,7 @@ from crfield.learning.objective import (
     threads_per_job,
     visit,
 )
-from crfield.learning.optimizers import OPTIMIZERS, minimize
-from crfield.learning.parameters import GROUPS, Parameters, Vector
+from crfield.learning.parameters import GROUPS, Parameters
 from crfield.metrics import as_label_map, mean_iou
 
 LOSSES: dict[str, type[Loss]] = {
@@ -222,6 +222,10 @@ def learn(
             latest[vector.tobytes()] = point
         return point
 
+    def slope(vector: Vector, indices: Sequence[int] | None) -> tuple[float, Vector]:
+        point = evaluate(vector, indices)
+        return point.value, point.gradient
+
     def watch(vector: Vector) -> bool:
         nonlocal best
         point = evaluate(vector, None)
@@ -258,8 +262,9 @@ def learn(
     try:
         if not watch(parameters.start) and iterations:
             minimize(
-                evaluate, parameters.start, parameters.scale, optimizer, iterations, watch,
-                n_examples=len(examples), batch_size=batch_size, step_size=step_size, seed=seed,
+                slope, parameters.start, optimizer, max_iter=iterations, callback=watch,
+                batches=Batches(len(examples), batch_size, step_size, seed),
+                scale=parameters.scale,
             )
     finally:
         drop_arenas()

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.arena import Arena, lent_arena
+from crfield._core.optimize import Vector
 from crfield._core.threads import usable_cores
 from crfield._core.validate import (
     FloatArray,
@@ -35,7 +36,7 @@ from crfield.dense.meanfield import Problem, State, run_parallel
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
 from crfield.dense.plan import Plan, make_problem
-from crfield.learning.parameters import ModelGradient, Parameters, Vector
+from crfield.learning.parameters import ModelGradient, Parameters
 from crfield.metrics import confusion_matrix
 
 Confusion = NDArray[np.int64]

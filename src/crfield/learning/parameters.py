@@ -16,14 +16,12 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crfield._core.optimize import Vector
 from crfield._core.validate import InputError, shown
 from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetric, center
 from crfield.dense.kernels import Kernel
 from crfield.dense.model import DenseCRF
-
-Vector = NDArray[np.float64]
 
 # What can be learned; "off_diagonal" regularizes the part of a symmetric mu that "compat" holds.
 GROUPS = ("unary", "compat", "kernel", "weight")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._core.optimize import Vector
 from crfield._core.validate import InputError, as_count, as_scalar
 from crfield.dense.compatibility import Potts
 from crfield.dense.kernels import Kernel
@@ -24,7 +25,6 @@ from crfield.dense.observation import observe
 from crfield.dense.pairwise import Pairwise
 from crfield.learning.baselines.search import Progress, Searched, grid_search
 from crfield.learning.objective import Example, Inference, check_example, spacing_of
-from crfield.learning.parameters import Vector
 from crfield.metrics import as_label_map
 
 DEFAULT_WEIGHTS = tuple(float(w) for w in np.geomspace(0.25, 32.0, 15))

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from crfield._core.optimize import Vector
 from crfield._core.validate import InputError, as_count, as_positive, as_scalar
 from crfield.dense.filters import KernelOperator
 from crfield.dense.losses import VOID
@@ -28,7 +29,7 @@ from crfield.dense.model import DenseCRF
 from crfield.learning.baselines.scoring import choose_inference, summed, visit_all
 from crfield.learning.learner import Learned, LearningReport, default_l2
 from crfield.learning.objective import Confusion, Example, Inference, unroll
-from crfield.learning.parameters import ModelGradient, Parameters, Vector
+from crfield.learning.parameters import ModelGradient, Parameters
 from crfield.metrics import as_label_map, confusion_matrix, mean_iou
 
 # A step grows while its number keeps going one way and shrinks when it has gone too far.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from crfield._core.optimize import Stopped, Vector
 from crfield._core.validate import InputError, as_choice, as_count, as_positive, as_scalar, shown
 from crfield.dense.compatibility import Potts
 from crfield.dense.kernels import Bilateral, Kernel, Spatial
@@ -18,8 +19,7 @@ from crfield.dense.pairwise import Pairwise
 from crfield.learning.baselines.scoring import METRICS, choose_inference, confusion
 from crfield.learning.learner import Learned, LearningReport
 from crfield.learning.objective import Example, Inference
-from crfield.learning.optimizers import Stopped
-from crfield.learning.parameters import Parameters, Vector
+from crfield.learning.parameters import Parameters
 from crfield.metrics import mean_iou
 
 Sampler = Callable[[np.random.Generator], DenseCRF]

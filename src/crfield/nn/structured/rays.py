@@ -97,7 +97,7 @@ def propagate_rays(
     voxels : (R, N) whole numbers, -1 behind a ray's last voxel; no voxel twice on a ray.
     prior_log_odds : (V,), of each voxel being occupied.
     empty_log_scores : (R,), log s_inf, or None for s_inf = 0.
-    max_iter, damping : as for `infer_rays`.
+    max_iter, damping : as for `crfield.graphs.infer`.
     """
     count, kept = as_count(max_iter, "max_iter", 1), as_damping(damping)
     is_voxel = _check(log_scores, voxels, prior_log_odds, empty_log_scores)
