@@ -189,7 +189,7 @@ NO_RESIDUALS = np.zeros(0)
 NO_RESIDUALS.setflags(write=False)
 
 
-def certain(like: FloatArray, labels: Labels) -> FloatArray:
+def certain(like: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any]:
     """Marginals with all probability on the labels."""
     marginals = np.zeros_like(like)
     marginals[np.arange(len(labels)), labels] = 1

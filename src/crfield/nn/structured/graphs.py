@@ -21,7 +21,7 @@ from crfield.nn.structured.inputs import (
     check_values,
     working_dtype,
 )
-from crfield.nn.structured.messages import as_propagation, damped, shifted, soft_maximum
+from crfield.nn.structured.messages import as_message_settings, damped, shifted, soft_maximum
 from crfield.nn.tensors import can_look
 
 
@@ -72,7 +72,7 @@ def propagate_graph(
     max_iter : how often every message is sent.
     damping : share of its old logarithm that a message keeps.
     """
-    settings = as_propagation(max_iter, damping, temperature)
+    settings = as_message_settings(max_iter, damping, temperature)
     check_costs(costs, "(B, N, L)", 3)
     _check_edges(edges, costs)
     n_edges = len(edges)

@@ -3,7 +3,7 @@
 E(x) = sum_i costs[x_i, i] + sum_(i, j) pair(x_i, x_j) over neighbors along rows (horizontal) and
 columns (vertical). What neighbors cost is one of
 
-    a number w or a map (B or 1, H, W - 1)    w [x_i != x_j], Potts, in O(L) a message;
+    a number w or a map (B or 1, H, W - 1)    w [x_i != x_j], Potts, in O(L) per message;
     a table (L, L), or one for each edge, (B or 1, L, L, H, W - 1), the left label first;
 
 for vertical neighbors with (H - 1, W), the upper label first. Iterations send all messages at
@@ -32,8 +32,8 @@ from crfield.nn.structured.inputs import (
     working_dtype,
 )
 from crfield.nn.structured.messages import (
-    Propagation,
-    as_propagation,
+    MessageSettings,
+    as_message_settings,
     damped,
     send_potts,
     shifted,
@@ -86,7 +86,7 @@ def propagate_grid(
     vertical : likewise in a column, with (H - 1, W), the upper label first.
     max_iter, damping : iterations send all messages at once and damp their logarithms.
     """
-    settings = as_propagation(max_iter, damping, temperature)
+    settings = as_message_settings(max_iter, damping, temperature)
     return _beliefs(_run_grid(*_as_problem(costs, horizontal, vertical), settings))
 
 
@@ -123,7 +123,7 @@ class GridCRF(nn.Module):
         self.n_labels = as_count(n_labels, "n_labels")
         self.pairwise = as_choice(pairwise, "pairwise", PAIRWISE)
         start = torch.tensor(as_scalar(weight, "weight"), dtype=torch.get_default_dtype())
-        self.settings = as_propagation(max_iter, damping, temperature)
+        self.settings = as_message_settings(max_iter, damping, temperature)
         self.unrolled = bool(unrolled)
         self.output = as_choice(output, "output", OUTPUTS)
         if self.pairwise == "tables":
@@ -297,7 +297,7 @@ class _Run:
 
 
 def _run_grid(
-    costs: Tensor, horizontal: Tensor, vertical: Tensor, settings: Propagation
+    costs: Tensor, horizontal: Tensor, vertical: Tensor, settings: MessageSettings
 ) -> _Run:
     """Flooding: every iteration sends all messages, damped on their logarithms."""
     pairs = (horizontal, vertical)
@@ -420,7 +420,7 @@ def _as_labels(labels: Tensor, costs: Tensor) -> Tensor:
     if tuple(labels.shape) != shape or labels.dtype.is_floating_point:
         raise InputError(
             f"labels must be whole numbers of shape {shape}, got {labels.dtype} of shape "
-            f"{tuple(labels.shape)}; give one label a pixel."
+            f"{tuple(labels.shape)}; give one label per pixel."
         )
     check_range(labels.long(), costs.shape[1])
     return labels.long()

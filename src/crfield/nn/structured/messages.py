@@ -11,19 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from crfield._core.validate import (
-    InputError,
-    as_count,
-    as_damping,
-    as_scalar,
-)
-from crfield.graphs.settings import LEAST_TEMPERATURE
+from crfield._core.validate import as_count, as_damping
+from crfield.graphs.settings import as_temperature
 
 # Costs divided by less, and logarithms times more, could leave the range of float32.
 LARGEST_TEMPERATURE = 1e30
 
 
-class Propagation(NamedTuple):
+class MessageSettings(NamedTuple):
     """How messages are passed, checked."""
 
     max_iter: int
@@ -31,21 +26,12 @@ class Propagation(NamedTuple):
     temperature: float
 
 
-def as_propagation(max_iter: Any, damping: Any, temperature: Any) -> Propagation:
+def as_message_settings(max_iter: Any, damping: Any, temperature: Any) -> MessageSettings:
     """Settings of belief propagation, refused where they mean nothing."""
-    count, kept = as_count(max_iter, "max_iter", 1), as_damping(damping)
-    value = as_scalar(temperature, "temperature")
-    if value != 0 and value < LEAST_TEMPERATURE:
-        raise InputError(
-            f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}, got {value:g}; use 0 for "
-            "max-product."
-        )
-    if value > LARGEST_TEMPERATURE:
-        raise InputError(
-            f"temperature must not exceed {LARGEST_TEMPERATURE:g}, got {value:g}; at 1e10 all "
-            "labels are as good as equal already."
-        )
-    return Propagation(count, kept, value)
+    return MessageSettings(
+        as_count(max_iter, "max_iter", 1), as_damping(damping),
+        as_temperature(temperature, most=LARGEST_TEMPERATURE),
+    )
 
 
 def soft_maximum(scores: Tensor, dim: int | tuple[int, ...], temperature: float) -> Tensor:
