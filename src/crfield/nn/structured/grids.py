@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from crfield.nn.structured.inputs import (
     working_dtype,
 )
 from crfield.nn.structured.messages import (
+    Beliefs,
     MessageSettings,
     as_message_settings,
     damped,
@@ -47,35 +48,10 @@ _ROWS, _COLUMNS = 2, 3  # axes of the costs
 _AXES = (_COLUMNS, _ROWS)  # along which horizontal and vertical edges lead
 
 
-class GridBeliefs(NamedTuple):
-    """What belief propagation found.
-
-    log_beliefs : (B, L, H, W), logarithms of the marginals; at temperature 0 how much less good the
-        best labeling with each label is, 0 for the best and negative for all others.
-    log_partition : (B,), T log Z in the Bethe approximation.
-    residuals : (B,), by how much the last iteration changed a log message at most, before damping;
-        0 at a fixed point.
-    """
-
-    log_beliefs: Tensor
-    log_partition: Tensor
-    residuals: Tensor
-
-    @property
-    def marginals(self) -> Tensor:
-        """exp(log_beliefs), (B, L, H, W)."""
-        return self.log_beliefs.exp()
-
-    @property
-    def labels(self) -> Tensor:
-        """The label of largest belief of each pixel, (B, H, W)."""
-        return self.log_beliefs.argmax(1)
-
-
 def propagate_grid(
     costs: Tensor, horizontal: Tensor, vertical: Tensor, *, max_iter: int = 20,
     damping: float = 0.5, temperature: float = 1.0,
-) -> GridBeliefs:
+) -> Beliefs:
     """Sum-product (temperature > 0) or max-product (0) belief propagation, unrolled.
 
     E(x) = sum_i costs[x_i, i] + sum_(i, j) pair(x_i, x_j) over neighbors.
@@ -141,7 +117,7 @@ class GridCRF(nn.Module):
 
     def infer(
         self, costs: Tensor, horizontal: Tensor | None = None, vertical: Tensor | None = None
-    ) -> GridBeliefs:
+    ) -> Beliefs:
         """Beliefs, log Z and residuals, all differentiable through the iterations."""
         problem = self._prepare(costs, horizontal, vertical)
         return _beliefs(_run_grid(*problem, self.settings))
@@ -426,8 +402,8 @@ def _as_labels(labels: Tensor, costs: Tensor) -> Tensor:
     return labels.long()
 
 
-def _beliefs(run: _Run) -> GridBeliefs:
-    return GridBeliefs(run.log_beliefs, run.log_partition.to(run.beliefs.dtype), run.residuals)
+def _beliefs(run: _Run) -> Beliefs:
+    return Beliefs(run.log_beliefs, run.log_partition.to(run.beliefs.dtype), run.residuals)
 
 
 def _as_pair(values: Tensor, name: str, costs: Tensor, edges: tuple[int, int]) -> Tensor:

@@ -18,6 +18,39 @@ from crfield.graphs.settings import as_temperature
 LARGEST_TEMPERATURE = 1e30
 
 
+class Beliefs(NamedTuple):
+    """What belief propagation found on a graph (B, N, L) or a grid (B, L, H, W).
+
+    log_beliefs : logarithms of the marginals; at temperature 0 how much less good the best labeling
+        with each label is, 0 for the best and negative for all others.
+    log_partition : (B,), T log Z in the Bethe approximation; at temperature 0 minus the energy of
+        the best labeling, if the graph is a tree.
+    residuals : (B,), by how much the last iteration changed a log message at most, before damping;
+        0 at a fixed point.
+    edge_log_beliefs : (B, E, L, L), the same of pairs on a graph; None on a grid.
+    """
+
+    log_beliefs: Tensor
+    log_partition: Tensor
+    residuals: Tensor
+    edge_log_beliefs: Tensor | None = None
+
+    @property
+    def marginals(self) -> Tensor:
+        """exp(log_beliefs), in their shape."""
+        return self.log_beliefs.exp()
+
+    @property
+    def edge_marginals(self) -> Tensor | None:
+        """exp(edge_log_beliefs), (B, E, L, L)."""
+        return None if self.edge_log_beliefs is None else self.edge_log_beliefs.exp()
+
+    @property
+    def labels(self) -> Tensor:
+        """The label of largest belief, (B, N) or (B, H, W)."""
+        return self.log_beliefs.argmax(1 if self.log_beliefs.ndim == 4 else -1)
+
+
 class MessageSettings(NamedTuple):
     """How messages are passed, checked."""
 
