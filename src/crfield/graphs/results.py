@@ -29,8 +29,8 @@ class Status(Enum):
         "their other states."
     )
     MAX_ITER = (
-        "Stopped at max_iter before the messages settled; raise max_iter or damping, or use "
-        "schedule='residual'."
+        "Stopped at max_iter before the messages settled; raise max_iter or damping, or on factor "
+        "graphs use schedule='residual'."
     )
 
 
