@@ -12,6 +12,7 @@ from PIL import Image
 
 from crfield import DenseCRF, Pairwise, datasets, metrics
 from crfield.compat.pydensecrf import densecrf, utils
+from crfield.datasets.words import letter_image
 from crfield.learning import Inference, learn
 from crfield.learning.learner import LOSSES
 from crfield.patterns.variability import variability
@@ -49,14 +50,14 @@ def make_learn(maker: Maker) -> Call:
             terms = []
     options = spoiled(maker, {
         "loss": maker.pick(list(LOSSES)), "optimizer": maker.pick(["cg", "gd", "adam", "sgd"]),
-        "groups": ["unary", "compat", "kernel"][:maker.count(1, 3)], "max_iter": 1, "tol": 0.01,
-        "batch_size": 2, "step_size": 0.1, "seed": 0,
+        "learn": ["unary", "compatibility", "kernel"][:maker.count(1, 3)], "max_iter": 1,
+        "tol": 0.01, "batch_size": 2, "step_size": 0.1, "seed": 0,
     })
 
     def run() -> Any:
         learned = learn(
             DenseCRF(labels, terms), [Example(**parts), other], **options,
-            inference=Inference("concave", "exact", 2),
+            inference=Inference("concave", "exact", max_iter=2),
         )
         return [learned.report.losses, [term.weight for term in learned.model.terms]]
 
@@ -130,7 +131,7 @@ def make_dataset(maker: Maker) -> Call:
             "n": 1, "size": [20, 24], "n_labels": 3, "noise": 5.0, "block": 4, "seed": 0}),
         "ellipses": (datasets.ellipse_set, {"level": 1, "n": 2, "size": 16, "seed": 0}),
         "words": (lambda **a: datasets.noisy_words(**a).images, {"n": 2, "seed": 0}),
-        "letter": (datasets.letter_image, {"letter": "A"}),
+        "letter": (letter_image, {"letter": "A"}),
     }
     function, given = calls[maker.pick(sorted(calls))]
     return call(maker, function, given)
