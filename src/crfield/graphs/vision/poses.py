@@ -29,8 +29,8 @@ from crfield._core.validate import (
     check_memory,
     first_index,
 )
-from crfield.graphs._pose_learning import DEPENDENCES, fit_springs
 from crfield.graphs.vision.distances import Doubles, as_position_costs, as_springs, check_grid
+from crfield.graphs.vision.springs import DEPENDENCES, fit_springs
 
 Indices = NDArray[np.int64]
 
