@@ -63,7 +63,7 @@ FORMULAS = {
         fuse_independent infer_chains infer_graph
         log_linear_loss ray_messages soft_distance_transform""",
     "crfield.dense.kernels": "Bilateral FeatureKernel Kernel.is_symmetric Spatial",
-    "crfield.learning": "Objective approximate_likelihood generative_kernel learn",
+    "crfield.learning": "DatasetObjective approximate_likelihood generative_kernel learn",
     "crfield.dense.losses": """ExpectedHamming IntersectionOverUnion LogLikelihood
         Loss.softmax_gradient RobustLogLikelihood class_weights softmax_jacobian""",
     "crfield.metrics": "class_accuracy iou_per_label pixel_accuracy",

@@ -352,6 +352,6 @@ def test_values_cannot_be_changed(thing):
 
 
 def test_vectors_of_parameters_are_turned_into_models_and_back():
-    parameters = Parameters(MODEL, ("unary", "compat", "kernel"))
+    parameters = Parameters(MODEL, ("unary", "compatibility", "kernel"))
     built = parameters.build(parameters.start)
     assert repr(built.terms) == repr(MODEL.terms)

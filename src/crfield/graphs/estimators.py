@@ -37,6 +37,7 @@ from crfield.graphs.feature_graph import FeatureGraph, FeatureTerm, Weights
 from crfield.graphs.graph_results import GraphResult
 from crfield.graphs.log_linear import (
     MINI_BATCHES,
+    TRAININGS,
     ChainExamples,
     Course,
     Descent,
@@ -45,13 +46,10 @@ from crfield.graphs.log_linear import (
     GraphExamples,
     Likelihood,
     chain_batch,
-    fit,
-    fit_piecewise,
     largest_cost,
 )
 from crfield.graphs.propagation import infer_graph
 
-TRAININGS = ("joint", "piecewise")
 DECODINGS = ("map", "marginals")
 LARGEST_FEATURE, LARGEST_PENALTY = 1e100, 1e30
 
@@ -96,7 +94,7 @@ class _LogLinearClassifier(Estimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from samples and the labels of each."""
-        training = as_choice(self.training, "training", TRAININGS)
+        learn = TRAININGS[as_choice(self.training, "training", TRAININGS)]
         descent = Descent(
             as_choice(self.optimizer, "optimizer", OPTIMIZERS),
             as_count(self.max_iter, "max_iter"), as_positive_number(self.tol, "tol"),
@@ -109,7 +107,7 @@ class _LogLinearClassifier(Estimator):
         l2 = 1.0 / len(shapes) if self.l2 is None else _as_penalty(self.l2)
         examples = self._examples(samples, labels, len(classes))
         likelihood = Likelihood(examples, l2)
-        found = (fit if training == "joint" else fit_piecewise)(likelihood, descent)
+        found = learn(likelihood, descent)
         self.classes_ = classes
         coef, intercept, *pairs = (0.0 - w for w in found.weights)
         self.coef_, self.intercept_ = coef.T.copy(), intercept[0]

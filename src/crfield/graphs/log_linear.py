@@ -471,7 +471,7 @@ class Fit:
     part_course: Course | None = None
 
 
-def fit(likelihood: Likelihood, descent: Descent) -> Fit:
+def fit_jointly(likelihood: Likelihood, descent: Descent) -> Fit:
     """Minimize over all weights at once, from zeros."""
     scale = likelihood.scale
     vector, course = descent(likelihood, np.zeros_like(scale), scale, len(likelihood.examples))
@@ -494,7 +494,7 @@ def fit_piecewise(likelihood: Likelihood, descent: Descent) -> Fit:
         # The penalty weighs as much against all pieces as it would against all examples.
         share = len(alone) / len(examples)
         piece = Likelihood(alone, likelihood.l2 / share)
-        found = fit(piece, replace(descent, tol=descent.tol / share))
+        found = fit_jointly(piece, replace(descent, tol=descent.tol / share))
         courses.append(found.course.times(share))
         groups.append(group)
         for i, weights in zip(group, found.weights, strict=False):  # biases come behind
@@ -527,6 +527,9 @@ def fit_piecewise(likelihood: Likelihood, descent: Descent) -> Fit:
         evaluate, np.ones(len(groups)), scale, len(examples)
     )
     return Fit(weighted(v), courses[0], v, course)
+
+
+TRAININGS = {"joint": fit_jointly, "piecewise": fit_piecewise}
 
 
 def mutual_information(counts: Doubles) -> Doubles:
