@@ -193,7 +193,7 @@ def test_loss_and_gradient_on_forests(seed: int) -> None:
 def test_gradient_of_bethe_loss_on_loops(seed: int) -> None:
     rng = np.random.default_rng(seed)
     data, weights, labels = random_data(rng, loops=True, scale=0.5)
-    settings_ = {"tol": 1e-12, "n_iter": 5000}
+    settings_ = {"tol": 1e-12, "max_iter": 5000}
     loss = log_linear_loss(data, weights, labels, **settings_)
     assert loss.result.converged
     check_slopes(
@@ -207,7 +207,7 @@ def test_joined_graphs_have_the_sum_of_losses() -> None:
     data, weights, labels = random_data(rng, loops=False)
     other = random_data(rng, loops=True)
     both = FeatureGraph.join([data, other[0]])
-    settled = {"convex": True, "tol": 1e-12, "n_iter": 5000}
+    settled = {"convex": True, "tol": 1e-12, "max_iter": 5000}
     together = log_linear_loss(both, weights, np.concatenate([labels, other[2]]), **settled)
     one = log_linear_loss(data, weights, labels, **settled)
     two = log_linear_loss(other[0], weights, other[2], **settled)
