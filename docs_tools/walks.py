@@ -84,22 +84,22 @@ def layer() -> Call:
 
 def chain() -> Call:
     """An estimator of words."""
-    from crfield.graphs import ChainCRF
+    from crfield.graphs import ChainClassifier
 
     rng = np.random.default_rng(0)
     sequences = [rng.normal(size=(5, 3)) for _ in range(6)]
     labels = [rng.integers(0, 2, 5) for _ in range(6)]
-    return lambda: ChainCRF(max_iter=3).fit(sequences, labels)
+    return lambda: ChainClassifier(max_iter=3).fit(sequences, labels)
 
 
 def graph() -> Call:
     """Belief propagation on three variables in a row."""
-    from crfield.graphs import FactorGraph, TableFactors, infer_graph
+    from crfield.graphs import FactorGraph, TableFactors, infer
 
     rng = np.random.default_rng(0)
     factors = TableFactors(np.array([[0, 1], [1, 2]]), rng.normal(size=(2, 2)))
     model = FactorGraph(rng.normal(size=(3, 2)), [factors])
-    return lambda: infer_graph(model)
+    return lambda: infer(model)
 
 
 def playground() -> Call:

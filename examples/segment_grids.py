@@ -23,11 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from crfield.graphs import GraphClassifier, GridClassifier
+from crfield.graphs import GraphClassifier, GridClassifier, Propagation
 from crfield.show.pictures import colorize, label_palette, side_by_side, stack
 
 Features = list[NDArray[np.float64]]
 Labels = list[NDArray[np.int64]]
+
+# Learning looks at many graphs, none of which needs all digits.
+INFERENCE = Propagation(max_iter=60, tol=1e-3)
 
 TITLE_WIDTH = 160  # of the longest name of a model in the picture, in pixels
 
@@ -142,7 +145,7 @@ def compare_scenes(options: argparse.Namespace) -> list[dict[str, Any]]:
     for name, directed in (("one table", False), ("right and below", True)):
         model = GridClassifier(
             l2=options.l2, max_iter=options.max_iter, directed=directed, tol=0.05,
-            n_iter=60, inference_tol=1e-3,
+            inference=INFERENCE,
         )
         row, found = measure(name, model, train, test)
         rows.append(row)
@@ -165,8 +168,8 @@ def compare_snakes(options: argparse.Namespace) -> list[dict[str, Any]]:
         return [(with_neighbors(g).reshape(g.shape[0] * g.shape[1], -1), none) for g in grids]
 
     flat = [v.ravel() for v in y], [v.ravel() for v in y_test]
-    settings = {"l2": options.l2, "max_iter": options.max_iter, "tol": 1e-2, "n_iter": 60,
-                "inference_tol": 1e-3}
+    settings = {"l2": options.l2, "max_iter": options.max_iter, "tol": 1e-2,
+                "inference": INFERENCE}
     rows = []
     row, single = measure("3 x 3 pixels alone", GraphClassifier(l2=options.l2, max_iter=200),
                           (nodes(X), flat[0]), (nodes(X_test), flat[1]))

@@ -18,7 +18,7 @@ from crfield import Inference, refine, refine_blocks
 from crfield.blocks.seams import outside_share
 from crfield.datasets import load_sample, noisy_probabilities, sample_names
 from crfield.refinement import potts_model
-from crfield.unary.segmentation import BILATERAL_WEIGHT, SPATIAL_WEIGHT
+from crfield.unary.costs import BILATERAL_WEIGHT, SPATIAL_WEIGHT
 from experiments.common import markdown_table, provenance, report
 
 OVERLAPS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0)

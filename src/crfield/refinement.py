@@ -20,16 +20,17 @@ from crfield.dense.meanfield import Callback
 from crfield.dense.model import DenseCRF
 from crfield.dense.pairwise import Pairwise
 from crfield.dense.results import InferenceResult
-from crfield.unary.costs import UNKNOWN
-from crfield.unary.segmentation import (
+from crfield.unary.costs import (
     BILATERAL,
     BILATERAL_WEIGHT,
     CONFIDENCE,
     SPATIAL,
     SPATIAL_WEIGHT,
+    UNKNOWN,
     Segmentation,
     read_segmentation,
 )
+from crfield.unary.scribbles import scribble_costs
 
 
 def refine(
@@ -101,7 +102,10 @@ def refine(
         values, None if image is None else image.shape, layout=layout, scribbles=scribbles,
         confidence=confidence, unknown=unknown, n_labels=n_labels,
     )
-    unary = segmentation.costs(values, image, spacing=spacing, threads=threads)
+    if scribbles:
+        unary = scribble_costs(segmentation, values, image, spacing=spacing, threads=threads)
+    else:
+        unary = segmentation.costs(values)
     crf = model_for(segmentation, model, spatial, spatial_weight, bilateral, bilateral_weight)
     result = crf.infer(
         image, unary, algorithm=algorithm, filter=filter, max_iter=max_iter, tol=tol,

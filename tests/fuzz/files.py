@@ -18,8 +18,7 @@ from safetensors.numpy import load, save
 from crfield import DenseCRF, datasets
 from crfield._core import checkpoints
 from crfield.dense.files import _digest
-from crfield.graphs import read_evidence, read_uai, table_factors, write_uai
-from crfield.graphs.factor_graph import FactorGraph
+from crfield.graphs import FactorGraph, read_evidence, read_uai, table_factors, write_uai
 from crfield.io.images import read_image, read_labels, read_probabilities, write_labels
 from crfield.patterns import PatternCRF, PatternInputs, Patterns, learn_patterns
 from tests.fuzz.calls import Call, require

@@ -12,6 +12,7 @@ from PIL import Image
 
 from crfield import DenseCRF, Pairwise, datasets, metrics
 from crfield.compat.pydensecrf import densecrf, utils
+from crfield.datasets.words import letter_image
 from crfield.learning import Inference, learn
 from crfield.learning.learner import LOSSES
 from crfield.patterns.variability import variability
@@ -130,7 +131,7 @@ def make_dataset(maker: Maker) -> Call:
             "n": 1, "size": [20, 24], "n_labels": 3, "noise": 5.0, "block": 4, "seed": 0}),
         "ellipses": (datasets.ellipse_set, {"level": 1, "n": 2, "size": 16, "seed": 0}),
         "words": (lambda **a: datasets.noisy_words(**a).images, {"n": 2, "seed": 0}),
-        "letter": (datasets.letter_image, {"letter": "A"}),
+        "letter": (letter_image, {"letter": "A"}),
     }
     function, given = calls[maker.pick(sorted(calls))]
     return call(maker, function, given)

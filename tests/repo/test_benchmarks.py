@@ -145,7 +145,7 @@ def test_patterns_are_timed(tmp_path, capsys, monkeypatch):
     (path,) = tmp_path.iterdir()
     found = json.loads(path.read_text())["sections"]["patterns"]
     assert found["images_per_second"] > 0
-    assert "images a second" in capsys.readouterr().out
+    assert "images per second" in capsys.readouterr().out
 
     def falls(model, inputs, **options):
         return dataclasses.replace(result, scores=result.scores[::-1] - np.arange(2)[:, None])

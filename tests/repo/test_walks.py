@@ -31,3 +31,10 @@ def test_threads_are_followed_and_names_are_readable():
     assert all(file.endswith(".py") and (walks.ROOT / file).is_file() for file in taken)
     assert all(len(functions) <= walks.MAX_FUNCTIONS for functions in taken.values())
     assert not any("<" in f or f.startswith("__") for names in taken.values() for f in names)
+
+
+def test_every_room_is_in_the_plan():
+    plan = walks.PAGE.read_text("utf-8").split("\n## The rooms\n")[1].split("\n## ")[0]
+    for room in sorted(walks.ROOT.iterdir()):
+        if not room.name.startswith("__") and (room.is_dir() or room.suffix == ".py"):
+            assert f"`{room.name}{'/' if room.is_dir() else ''}`" in plan, room.name

@@ -1,7 +1,7 @@
 """Arrays of other packages as NumPy arrays, without importing any of those packages.
 
-Whose a value is, is told by the modules of its classes or by what it offers. xarray, zarr, dask and
-h5py arrays, memory maps and lists need nothing here: NumPy converts them as they are.
+Values are recognized by the modules of their classes or by their attributes. NumPy converts xarray,
+zarr, dask and h5py arrays, memory maps and lists without help.
 """
 
 from __future__ import annotations

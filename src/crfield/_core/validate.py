@@ -33,13 +33,13 @@ LARGEST_COMPATIBILITY = 1e20
 # The compiled core counts labels in 32 bits.
 MAX_LABELS = 2**31 - 1
 
-# What any machine has; reading what this one has left takes longer than using it.
+# Every machine has this much; asking how much is left takes longer than using it.
 _SMALL_MEMORY = 2**20
 
 _LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-# What no other package has a hand in.
+# What NumPy converts without help.
 _PLAIN = (np.ndarray, float, int, list, tuple)
 
 

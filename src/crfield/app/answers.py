@@ -37,12 +37,12 @@ _Value = TypeVar("_Value")
 
 
 async def in_thread(function: Callable[..., _Value], *arguments: Any) -> _Value:
-    """The value of a function that takes a while, the server going on meanwhile."""
+    """Run a slow function in a thread, so that the server goes on answering."""
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
 def png(picture: Image.Image) -> Response:
-    """A picture without loss; little effort goes into making it small, since it stays here."""
+    """A picture as PNG, compressed little, since it does not leave this machine."""
     stream = io.BytesIO()
     picture.save(stream, "PNG", compress_level=1)
     return Response(stream.getvalue(), media_type="image/png")
@@ -87,7 +87,7 @@ def error_frame(error: BaseException) -> bytes:
 
 
 class JobResponse(StreamingResponse):
-    """The frames of a job, which ends with the connection whichever way that ends."""
+    """The frames of a job, which is cancelled when the connection ends."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.frames(), media_type="application/octet-stream")
@@ -137,54 +137,48 @@ class Job:
     def _put(self, content: bytes | None) -> None:
         if self.is_over:
             return
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
             self._loop.call_soon_threadsafe(self._frames.put_nowait, content)
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
-    return refusal(404, str(error))
-
-
-async def _wrong(request: Request, error: Exception) -> Response:
-    return refusal(422, str(error))
+_HTTP_SENTENCES = {
+    404: "there is nothing at this address; open the page at /.",
+    405: "this address does not answer to that method; use the page.",
+    413: "expected fewer bytes; send a smaller file.",
+    429: "too much is being sent at once; try again in a moment.",
+}
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    sentences = {
-        404: "there is nothing at this address; open the page at /.",
-        405: "this address does not answer to that method; use the page.",
-        413: "expected fewer bytes; send a smaller file.",
-        429: "too much is being sent at once; try again in a moment.",
-    }
-    sentence = sentences.get(error.status_code, "the request cannot be answered; use the page.")
-    return refusal(error.status_code, sentence)
+    unforeseen = "the request cannot be answered; use the page."
+    return refusal(error.status_code, _HTTP_SENTENCES.get(error.status_code, unforeseen))
 
 
-async def _gone(request: Request, error: Exception) -> Response:
-    return refusal(400, "the request ended before it was complete; send it again.")
+def _answer(status: int, sentence: str = "", log: str = "") -> Callable[..., Any]:
+    """A handler that answers with a sentence, by default the error's own, and writes to the log
+    what the page need not know.
+    """
+    async def handle(request: Request, error: Exception) -> Response:
+        if log:
+            logger.error(log, exc_info=error)
+        return refusal(status, sentence or str(error))
 
-
-async def _too_slow(request: Request, error: Exception) -> Response:
-    return refusal(408, "the request stopped half way; send it again.")
-
-
-async def _no_room(request: Request, error: Exception) -> Response:
-    logger.error("a file could not be stored", exc_info=error)
-    return refusal(507, "the server cannot store the file just now; make room on its disk.")
-
-
-async def _no_memory(request: Request, error: Exception) -> Response:
-    return refusal(413, "not enough memory for this; use a smaller image.")
-
-
-async def _unforeseen(request: Request, error: Exception) -> Response:
-    logger.error("a request failed", exc_info=error)
-    return refusal(500, "something went wrong; the server's log says what.")
+    return handle
 
 
 ERROR_HANDLERS: dict[Any, Callable[..., Any]] = {
-    UnknownError: _unknown, InputError: _wrong, HTTPException: _http_error,
-    ClientDisconnect: _gone, TimeoutError: _too_slow, OSError: _no_room,
-    MemoryError: _no_memory, Exception: _unforeseen,
+    UnknownError: _answer(404),
+    InputError: _answer(422),
+    HTTPException: _http_error,
+    ClientDisconnect: _answer(400, "the request ended before it was complete; send it again."),
+    TimeoutError: _answer(408, "the request stopped half way; send it again."),
+    OSError: _answer(
+        507, "the server cannot store the file just now; make room on its disk.",
+        "a file could not be stored",
+    ),
+    MemoryError: _answer(413, "not enough memory for this; use a smaller image."),
+    Exception: _answer(
+        500, "something went wrong; the server's log says what.", "a request failed"
+    ),
 }

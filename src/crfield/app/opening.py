@@ -24,14 +24,14 @@ from crfield.app.workspace import Bytes, Initial, OpenImage
 from crfield.datasets import load_sample, sample_names
 from crfield.dense.model import DenseCRF
 from crfield.io.images import read_image, read_labels, read_probabilities
-from crfield.unary.costs import UNKNOWN
-from crfield.unary.scribbles import distances_to
-from crfield.unary.segmentation import (
+from crfield.unary.costs import (
+    UNKNOWN,
     float_segmentation,
     label_segmentation,
     present_ids,
     without_labels,
 )
+from crfield.unary.scribbles import distances_to
 
 _Content = TypeVar("_Content")
 # How files begin whose readers go by the suffix; Pillow looks at the content itself.

@@ -20,16 +20,15 @@ from crfield.dense.model import DenseCRF
 from crfield.dense.results import InferenceResult, InferenceStatus
 from crfield.refinement import potts_model
 from crfield.show.pictures import entropy_bytes
-from crfield.unary.costs import UNKNOWN
-from crfield.unary.scribbles import paint_over
-from crfield.unary.segmentation import Segmentation
+from crfield.unary.costs import UNKNOWN, Segmentation
+from crfield.unary.scribbles import paint_over, scribble_costs
 
 _LARGE = 2_000_000  # pixels
 StepCallback = Callable[[dict[str, Any]], None]
 
 
 class CancelledError(Exception):
-    """The page has changed its mind."""
+    """The page has cancelled the refinement."""
 
 
 def refine_image(
@@ -96,9 +95,9 @@ def unary_of(
     """Costs (H, W, L) from scribbles alone, or from a segmentation with scribbles over it."""
     if settings.source == "scribbles":
         painted = Segmentation("scribbles", np.arange(settings.n_labels), counted=True)
-        return painted.costs(
-            scribbles, image.pixels, components=settings.components, strength=settings.strength,
-            nearness=settings.nearness, colors=image.colors,
+        return scribble_costs(
+            painted, scribbles, image.pixels, components=settings.components,
+            strength=settings.strength, nearness=settings.nearness, colors=image.colors,
         )
     if initial is None:
         raise InputError(

@@ -61,7 +61,7 @@ class Routes:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.limits = workspace.limits
-        # Inference has threads of its own: one run at a time is fastest for everybody.
+        # Inference has threads of its own: one run at a time is fastest.
         self._inference = ThreadPoolExecutor(1, "crfield-inference")
         self._jobs: set[Job] = set()
         self._kept = KeptFilters()  # of the image that was refined last

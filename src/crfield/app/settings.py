@@ -9,8 +9,7 @@ from typing import Any
 
 from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
 from crfield.app.limits import MAX_PAINTED_LABELS, Limits
-from crfield.unary.scribbles import MAX_COMPONENTS
-from crfield.unary.segmentation import (
+from crfield.unary.costs import (
     BILATERAL,
     CONFIDENCE,
     PAINTING_MAX_ITER,
@@ -18,6 +17,7 @@ from crfield.unary.segmentation import (
     SPATIAL,
     SPATIAL_WEIGHT,
 )
+from crfield.unary.scribbles import MAX_COMPONENTS
 
 SOURCES = ("scribbles", "initial")
 ALGORITHMS = ("concave", "cccp", "parallel")

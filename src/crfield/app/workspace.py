@@ -16,15 +16,15 @@ from crfield._core.validate import InputError
 from crfield.app.limits import Limits
 from crfield.app.settings import Settings
 from crfield.dense.model import DenseCRF
+from crfield.unary.costs import Segmentation
 from crfield.unary.scribbles import Colors, colors_of
-from crfield.unary.segmentation import Segmentation
 
 Bytes = NDArray[np.uint8]
 _Item = TypeVar("_Item")
 
 
 class UnknownError(InputError):
-    """An id that stands for nothing, or no longer."""
+    """An id that is not known, or no longer."""
 
 
 @dataclass(frozen=True)

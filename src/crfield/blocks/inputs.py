@@ -16,7 +16,7 @@ from crfield.blocks.parts import Block, Slices, Source, cut
 from crfield.dense.kernels import Bilateral
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import color_scale
-from crfield.unary.segmentation import (
+from crfield.unary.costs import (
     Segmentation,
     float_segmentation,
     is_foreground,
@@ -140,7 +140,7 @@ def same_everywhere(model: DenseCRF, inputs: BlockInputs, blocks: Sequence[Block
 
 
 def _extent(image: Source, blocks: Sequence[Block]) -> tuple[float, float]:
-    """Least and largest value of an image of floats; of others nobody asks."""
+    """Least and largest value of an image of floats; zeros for others, whose scale is known."""
     if image.dtype.kind != "f":
         return 0.0, 0.0
     low, high = np.inf, -np.inf

@@ -27,12 +27,12 @@ from crfield.dense.observation import Window, observe
 from crfield.dense.results import InferenceStatus
 from crfield.io.arrays import label_dtype
 from crfield.refinement import check_model, model_for
-from crfield.unary.costs import UNKNOWN
-from crfield.unary.segmentation import (
+from crfield.unary.costs import (
     BILATERAL_WEIGHT,
     CONFIDENCE,
     SPATIAL,
     SPATIAL_WEIGHT,
+    UNKNOWN,
     Segmentation,
 )
 

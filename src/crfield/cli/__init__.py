@@ -131,8 +131,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _share_one_heap() -> None:
-    """Keep less memory idle with several images at a time; a library may not decide that for its
-    program, a program may.
+    """Keep less memory idle with several images at a time. It holds for the whole process, so the
+    command does it and the library does not.
     """
     from crfield._core import _native
 

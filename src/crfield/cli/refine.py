@@ -43,8 +43,7 @@ from crfield.io.images import (
     write_picture,
 )
 from crfield.show import pictures
-from crfield.unary.costs import UNKNOWN
-from crfield.unary.segmentation import given_labels, grid_hint, without_labels
+from crfield.unary.costs import UNKNOWN, given_labels, grid_hint, without_labels
 
 DESCRIPTION = """\
 Refine a segmentation so that its borders follow the edges of the image. Give the image and

@@ -12,7 +12,7 @@ import crfield
 from crfield._core.validate import InputError
 from crfield.dense.model import DEFAULT_ALGORITHM, DEFAULT_MAX_ITER
 from crfield.io.images import DEFAULT_MAX_PIXELS
-from crfield.unary.segmentation import BILATERAL
+from crfield.unary.costs import BILATERAL
 
 # Their names in the parsed arguments are those of the parameters of `crfield.refine`.
 MODEL_OPTIONS = ("spatial", "spatial_weight", "bilateral", "bilateral_weight")
@@ -125,8 +125,8 @@ def add_inference_options(parser: argparse.ArgumentParser) -> None:
         help=f"stop when no probability changes by more {_default('tol')}")
     add("--threads", type=_count, metavar="N", help="threads (default: one per core)")
     add("--block", type=_count, metavar="N",
-        help="refine in overlapping blocks of N pixels a side, for images larger than memory; .npy "
-        "and NIfTI files are then read, and .npy files written, part by part")
+        help="refine in overlapping blocks of N pixels per side, for images larger than memory; "
+        ".npy and NIfTI files are then read, and .npy files written, part by part")
     add("--overlap", type=_count, metavar="N",
         help="with --block: pixels beyond a block that it is computed from (default: twice the "
         "widest kernel)")

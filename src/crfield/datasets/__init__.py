@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from crfield.datasets.degrade import coarsen, noisy_probabilities
-from crfield.datasets.ellipses import NoisyUnaries, ellipse_set, noisy_unaries
+from crfield.datasets.ellipses import ellipse_set, noisy_unaries
 from crfield.datasets.samples import Sample, load_sample, sample_names
 from crfield.datasets.shrunk import Shrunk
 from crfield.datasets.synthetic import Scene, synthetic_scenes
-from crfield.datasets.words import LetterWords, letter_image, noisy_words
+from crfield.datasets.words import noisy_words
 
 if TYPE_CHECKING:
     from crfield.datasets.folder import Example, FolderDataset
@@ -31,15 +31,12 @@ __all__ = [
     "Augmentation",
     "Example",
     "FolderDataset",
-    "LetterWords",
-    "NoisyUnaries",
     "Sample",
     "Scene",
     "Shrunk",
     "Silhouettes",
     "coarsen",
     "ellipse_set",
-    "letter_image",
     "load_sample",
     "noisy_probabilities",
     "noisy_unaries",

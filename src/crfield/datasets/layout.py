@@ -12,6 +12,7 @@ from typing import Any
 
 from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
 from crfield.io.images import file_stem, file_suffix
+from crfield.unary.costs import CUSTOMARY_CONFIDENCE
 
 DESCRIPTION_FILE = "dataset.json"
 CLASSES_FILE = "classes.txt"
@@ -41,7 +42,7 @@ class UnaryDescription:
     folder: str = "unaries"
     kind: str = "probabilities"
     scale: float = 1.0
-    confidence: float = 0.7
+    confidence: float = CUSTOMARY_CONFIDENCE
 
 
 @dataclass(frozen=True)

@@ -22,20 +22,21 @@ from crfield._core.validate import (
     InputError,
     as_choice,
     as_count,
+    as_damping,
     as_floats,
     as_positive_number,
     as_scalar,
     check_finite,
     shown,
 )
-from crfield.graphs._chain_inputs import ChainBatch, Labels, join_chains
-from crfield.graphs._graph_checks import Doubles, as_variables
-from crfield.graphs.chains import minimize_batch, sum_batch
-from crfield.graphs.factors import GridFactors
-from crfield.graphs.feature_graph import FeatureGraph, Term, Weights
-from crfield.graphs.graph_results import GraphResult
+from crfield.graphs.chains import Chains, Labels, join_chains
+from crfield.graphs.engines.chains import minimize_chains, sum_chains
+from crfield.graphs.factors import Doubles, GridFactors, as_variables
+from crfield.graphs.feature_graph import FeatureGraph, FeatureTerm, Weights
+from crfield.graphs.inference import infer
 from crfield.graphs.log_linear import (
     MINI_BATCHES,
+    TRAININGS,
     ChainExamples,
     Course,
     Descent,
@@ -44,13 +45,10 @@ from crfield.graphs.log_linear import (
     GraphExamples,
     Likelihood,
     chain_batch,
-    fit,
-    fit_piecewise,
     largest_cost,
 )
-from crfield.graphs.propagation import infer_graph
+from crfield.graphs.results import Result
 
-TRAININGS = ("joint", "piecewise")
 DECODINGS = ("map", "marginals")
 LARGEST_FEATURE, LARGEST_PENALTY = 1e100, 1e30
 
@@ -73,7 +71,7 @@ class _LogLinearClassifier(Estimator):
     random_state: int = 0
     threads: int | None = None
 
-    # What a sample and its places are called in messages, and what helps where no step leads down.
+    # What a sample and its places are called in messages.
     _sample: ClassVar[str]
     _place: ClassVar[str]
 
@@ -95,7 +93,7 @@ class _LogLinearClassifier(Estimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from samples and the labels of each."""
-        training = as_choice(self.training, "training", TRAININGS)
+        learn = TRAININGS[as_choice(self.training, "training", TRAININGS)]
         descent = Descent(
             as_choice(self.optimizer, "optimizer", OPTIMIZERS),
             as_count(self.max_iter, "max_iter"), as_positive_number(self.tol, "tol"),
@@ -108,7 +106,7 @@ class _LogLinearClassifier(Estimator):
         l2 = 1.0 / len(shapes) if self.l2 is None else _as_penalty(self.l2)
         examples = self._examples(samples, labels, len(classes))
         likelihood = Likelihood(examples, l2)
-        found = (fit if training == "joint" else fit_piecewise)(likelihood, descent)
+        found = learn(likelihood, descent)
         self.classes_ = classes
         coef, intercept, *pairs = (0.0 - w for w in found.weights)
         self.coef_, self.intercept_ = coef.T.copy(), intercept[0]
@@ -137,10 +135,13 @@ class _LogLinearClassifier(Estimator):
         else:
             text = (
                 f"learning found no step that leads down after {course.n_iter} iterations, at a "
-                f"gap of {course.gap:.2g} where tol={self.tol:g} is asked for; scale the features "
-                "to numbers of about 1, or raise tol."
+                f"gap of {course.gap:.2g} where tol={self.tol:g} is asked for; {self._remedy()}."
             )
         warnings.warn(text, stacklevel=3)
+
+    def _remedy(self) -> str:
+        """What helps where no step leads down."""
+        return "scale the features to numbers of about 1, or raise tol"
 
     def _warn_more(self, examples: Any) -> None:
         """Say what else went wrong in learning."""
@@ -241,16 +242,16 @@ class ChainClassifier(_LogLinearClassifier):
 
     def predict(self, X: Any) -> list[NDArray[Any]]:
         """The most probable labels of each chain as a whole, a list of (T,)."""
-        best = minimize_batch(self._batch(X), self.threads)
-        return best.split(self.classes_[best.labels])
+        batch = self._batch(X)
+        return batch.split(self.classes_[minimize_chains(batch, self.threads)[0]])
 
     def predict_proba(self, X: Any) -> list[Doubles]:
         """The marginals of each node's labels, a list of (T, L)."""
         batch = self._batch(X)
-        _, marginals, _ = sum_batch(batch, 1.0, None, self.threads)
-        return np.split(marginals, batch.offsets[1:-1])
+        _, marginals, _ = sum_chains(batch, 1.0, None, self.threads)
+        return batch.split(marginals)
 
-    def _batch(self, X: Any) -> ChainBatch:
+    def _batch(self, X: Any) -> Chains:
         self._check_fitted("coef_")
         (features, offsets), _ = self._read(X)
         self._check_features(features.shape[1])
@@ -261,22 +262,40 @@ class ChainClassifier(_LogLinearClassifier):
         return batch
 
 
+@dataclass(frozen=True, kw_only=True)
+class Propagation:
+    """How belief propagation on loops is done as a part of something larger, see `infer`.
+
+    max_iter : most iterations.
+    damping : share of an old message, as a cost, that stays, within [0, 1).
+    tol : the largest change of a message to stop at.
+    convex : whether log Z of graphs with loops is the convex upper bound of reweighted propagation,
+        so that learning has one optimum and cannot run away; else Bethe's approximation.
+    """
+
+    max_iter: int = 1000
+    damping: float = 0.2
+    tol: float = 1e-4
+    convex: bool = True
+
+    def __post_init__(self) -> None:
+        as_count(self.max_iter, "max_iter")
+        as_damping(self.damping)
+        as_positive_number(self.tol, "tol")
+
+
 @dataclass(eq=False, kw_only=True)
 class _LoopyClassifier(_LogLinearClassifier):
     """What estimators of graphs and of grids have in common.
 
     P(y | X) is proportional to exp(sum_v (X W + b)[v, y_v] + sum_e phi_e'A[y_u, y_v]). Inference is
-    exact on forests; on loops marginals and log Z are those of belief propagation, reweighted if
-    `convex`.
+    exact on forests; on loops marginals and log Z are those of belief propagation.
     """
 
     max_iter: int = 100
     tol: float = 1e-2
     decode: str = "map"
-    convex: bool = True
-    n_iter: int = 1000
-    damping: float = 0.2
-    inference_tol: float = 1e-4
+    inference: Propagation = Propagation()
 
     @abstractmethod
     def _pair_terms(self) -> list[bool]:
@@ -294,11 +313,15 @@ class _LoopyClassifier(_LogLinearClassifier):
     def _keep_pairs(self, scores: Weights) -> None:
         self.pair_coef_ = scores
 
+    def _remedy(self) -> str:
+        bound = "" if self.inference.convex else ", or use convex=True in inference"
+        return super()._remedy() + bound
+
     def _warn_more(self, examples: Any) -> None:
         if not examples.last.converged:
             warnings.warn(
                 "belief propagation did not converge at the last weights (last change "
-                f"{examples.last.residuals[-1]:.2g}); raise n_iter, inference_tol or l2.",
+                f"{examples.last.residuals[-1]:.2g}); raise max_iter or tol of inference, or l2.",
                 stacklevel=3,
             )
 
@@ -320,7 +343,7 @@ class _LoopyClassifier(_LogLinearClassifier):
             for result, shape in self._infer(X, 1.0)
         ]
 
-    def _infer(self, X: Any, temperature: float) -> list[tuple[GraphResult, Shape]]:
+    def _infer(self, X: Any, temperature: float) -> list[tuple[Result, Shape]]:
         self._check_fitted("coef_")
         weights = (-self.coef_.T, -self.intercept_[None], *(-part for part in self.pair_coef_))
         samples, shapes = self._read(X)
@@ -342,14 +365,20 @@ class _LoopyClassifier(_LogLinearClassifier):
                 largest_cost(w, term.largest) for term, w in zip(terms, weights, strict=True)
             ))
             graph = _with_states(terms, len(self.classes_)).graph(weights)
-            out.append((infer_graph(graph, **self._inference(temperature)), shape))
+            out.append((infer(graph, **self._inference(temperature)), shape))
         return out
 
     def _inference(self, temperature: float) -> dict[str, Any]:
+        """Arguments of `infer`."""
+        how = self.inference
+        if not isinstance(how, Propagation):
+            raise InputError(
+                f"inference must be a Propagation, got {shown(how)}; pass "
+                "Propagation(max_iter=...)."
+            )
         return {
-            "temperature": temperature, "n_iter": as_count(self.n_iter, "n_iter"),
-            "damping": self.damping, "tol": as_positive_number(self.inference_tol, "inference_tol"),
-            "convex": self.convex, "threads": self.threads,
+            "temperature": temperature, "max_iter": how.max_iter, "damping": how.damping,
+            "tol": how.tol, "convex": how.convex, "threads": self.threads,
         }
 
 
@@ -368,9 +397,7 @@ class GraphClassifier(_LoopyClassifier):
         single edges where edges have features.
     decode : what `predict` returns, "map" or "marginals".
     directed : whether A may tell an edge's first node from its second; else A is symmetric.
-    convex : whether log Z of graphs with loops is the convex upper bound of reweighted propagation,
-        so that learning has one optimum and cannot run away; else Bethe's approximation.
-    n_iter, damping, inference_tol : of belief propagation on graphs with loops.
+    inference : how belief propagation on graphs with loops is done, a `Propagation`.
 
     Attributes
     ----------
@@ -389,7 +416,7 @@ class GraphClassifier(_LoopyClassifier):
         return [not self.directed]
 
     def _read(self, X: Any) -> tuple[Any, list[Shape]]:
-        samples: list[tuple[Term, ...]] = []
+        samples: list[tuple[FeatureTerm, ...]] = []
         for i, part in enumerate(_as_list(X, "graphs")):
             if not isinstance(part, tuple | list) or len(part) not in (2, 3):
                 raise InputError(
@@ -411,7 +438,7 @@ class GraphClassifier(_LoopyClassifier):
                         f"X[{i}][2] must have shape ({len(edges)}, D), a row for each edge, got "
                         f"{phi.shape}; match edges."
                     )
-            samples.append((*_node_terms(features), Term(edges, phi)))
+            samples.append((*_node_terms(features), FeatureTerm(edges, phi)))
         _check_alike(samples)
         return samples, [(len(terms[0]),) for terms in samples]
 
@@ -446,7 +473,7 @@ class GridClassifier(_LoopyClassifier):
         return [False, False] if self.directed else [True]
 
     def _read(self, X: Any) -> tuple[Any, list[Shape]]:
-        samples: list[tuple[Term, ...]] = []
+        samples: list[tuple[FeatureTerm, ...]] = []
         shapes: list[Shape] = []
         for i, part in enumerate(_as_list(X, "grids")):
             grid = _as_features(part, f"X[{i}]", 3)
@@ -454,19 +481,20 @@ class GridClassifier(_LoopyClassifier):
             edges = GridFactors((height, width)).edges
             n_right = height * (width - 1)
             parts = [edges[:n_right], edges[n_right:]] if self.directed else [edges]
-            samples.append((*_node_terms(grid.reshape(-1, grid.shape[2])), *map(Term, parts)))
+            pixels = grid.reshape(-1, grid.shape[2])
+            samples.append((*_node_terms(pixels), *map(FeatureTerm, parts)))
             shapes.append((height, width))
         _check_alike(samples)
         return samples, shapes
 
 
-def _node_terms(features: Doubles) -> tuple[Term, Term]:
+def _node_terms(features: Doubles) -> tuple[FeatureTerm, FeatureTerm]:
     """Features and a bias of each node."""
     nodes = np.arange(len(features), dtype=np.int32)[:, None]
-    return Term(nodes, features), Term(nodes)
+    return FeatureTerm(nodes, features), FeatureTerm(nodes)
 
 
-def _with_states(terms: tuple[Term, ...], n_states: int) -> FeatureGraph:
+def _with_states(terms: tuple[FeatureTerm, ...], n_states: int) -> FeatureGraph:
     """Nodes with so many states each."""
     return FeatureGraph(np.full(len(terms[0]), n_states, np.int64), terms)
 
@@ -519,7 +547,7 @@ def _check_scores(most: float) -> None:
         )
 
 
-def _check_alike(samples: list[tuple[Term, ...]]) -> None:
+def _check_alike(samples: list[tuple[FeatureTerm, ...]]) -> None:
     """Refuse samples with different numbers of features, 0 for a constant."""
     counts = [
         [0 if term.features is None else term.n_features for term in terms] for terms in samples

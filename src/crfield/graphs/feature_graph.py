@@ -21,18 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import InputError, as_array, as_floats, check_memory, shown
-from crfield.graphs._graph_checks import Doubles, Variables, as_numbers, as_variables
-from crfield.graphs.factor_graph import FactorGraph, check_graph
-from crfield.graphs.factors import TableFactors
-from crfield.graphs.graph_results import GraphResult
-from crfield.graphs.propagation import infer_graph
+from crfield.graphs.factors import Doubles, TableFactors, Variables, as_numbers, as_variables
+from crfield.graphs.graph import FactorGraph, check_graph
+from crfield.graphs.inference import infer
+from crfield.graphs.results import Result
 
 Weights = tuple[Doubles, ...]
 
 _DOUBLE = np.dtype(np.float64)
 
 
-class Term:
+class FeatureTerm:
     """Factors that share weights.
 
     variables : (M, K), the variables of each factor.
@@ -101,7 +100,7 @@ class FeatureGraph:
     """
 
     n_states: NDArray[np.int64]
-    terms: tuple[Term, ...]
+    terms: tuple[FeatureTerm, ...]
 
     def __post_init__(self) -> None:
         counts = as_array(self.n_states, "n_states")
@@ -113,11 +112,11 @@ class FeatureGraph:
         if len(counts) == 0:
             raise InputError("n_states must name at least one variable, got none; add a variable.")
         if not isinstance(self.terms, Sequence) or not all(
-            isinstance(term, Term) for term in self.terms
+            isinstance(term, FeatureTerm) for term in self.terms
         ):
             raise InputError(
-                f"terms must be a list of Term, got {shown(self.terms)}; make terms of factors "
-                "and their features."
+                f"terms must be a list of FeatureTerm, got {shown(self.terms)}; make terms of "
+                "factors and their features."
             )
         object.__setattr__(self, "n_states", counts.astype(np.int64))
         object.__setattr__(self, "terms", tuple(self.terms))
@@ -149,7 +148,7 @@ class FeatureGraph:
                 )
             if first.features is not None:
                 phi = np.concatenate([row for row in rows if row is not None])
-            terms.append(Term(variables, phi))
+            terms.append(FeatureTerm(variables, phi))
         return cls(np.concatenate([part.n_states for part in parts]), tuple(terms))
 
     def graph(self, weights: Weights, like: FactorGraph | None = None) -> FactorGraph:
@@ -211,7 +210,8 @@ class FeatureGraph:
         count, order = chosen.variables.shape
         own = np.arange(count * order, dtype=np.int32).reshape(count, order)
         flat = chosen.variables.reshape(-1)
-        terms = (Term(own, chosen.features), *(Term(own[:, k:k + 1]) for k in range(order)))
+        biases = (FeatureTerm(own[:, k:k + 1]) for k in range(order))
+        terms = FeatureTerm(own, chosen.features), *biases
         return FeatureGraph(self.n_states[flat], terms), labels[flat]
 
 
@@ -228,7 +228,7 @@ class LogLinearLoss:
     value: float
     observed: Weights
     expected: Weights
-    result: GraphResult
+    result: Result
 
     @property
     def gradient(self) -> Weights:
@@ -238,7 +238,7 @@ class LogLinearLoss:
 
 def log_linear_loss(
     data: FeatureGraph, weights: Weights, labels: NDArray[np.int32], *,
-    like: GraphResult | None = None, **inference: Any,
+    like: Result | None = None, **inference: Any,
 ) -> LogLinearLoss:
     """L(W) = E(labels) + log Z and its gradient, exact on forests (L7, log-linear models).
 
@@ -248,17 +248,17 @@ def log_linear_loss(
     weights : (D, L_1, ..., L_K) for each term.
     labels : (N,) true states.
     like : the result of an inference on the same graph with other weights, to save work.
-    inference : settings of `infer_graph`.
+    inference : settings of `infer`.
     """
-    if not isinstance(data, FeatureGraph) or not isinstance(like, GraphResult | None):
+    if not isinstance(data, FeatureGraph) or not isinstance(like, Result | None):
         raise InputError(
-            "data must be a FeatureGraph, and like a GraphResult or None, got "
+            "data must be a FeatureGraph, and like a Result or None, got "
             f"{type(data).__name__} and {type(like).__name__}; build a FeatureGraph of terms."
         )
     weights = data.as_weights(weights)
-    graph = data._graph(weights, None if like is None else like.graph)
-    labels = graph.as_states(labels)
-    result = infer_graph(graph, **inference)
+    graph = data._graph(weights, None if like is None else like.problem)
+    labels = graph.as_labels(labels)
+    result = infer(graph, **inference)
     observed, expected = [], []
     pair = 0
     for term, w in zip(data.terms, weights, strict=True):

@@ -19,17 +19,10 @@ from numpy.typing import NDArray
 
 from crfield._core.optimize import Batches, Evaluate, minimize
 from crfield._core.validate import LARGEST_COST, FloatArray, InputError
-from crfield.graphs._chain_inputs import (
-    ChainBatch,
-    Labels,
-    Offsets,
-    as_batch,
-    as_labels,
-    check_edges,
-)
-from crfield.graphs.chains import Doubles, edge_starts, energies_of, sum_batch
+from crfield.graphs.chains import Chains, Doubles, Labels, Offsets, edge_starts, energies_of
+from crfield.graphs.engines.chains import empty_edges, sum_chains
 from crfield.graphs.feature_graph import FeatureGraph, Weights, log_linear_loss
-from crfield.graphs.graph_results import GraphResult
+from crfield.graphs.results import Result
 
 MINI_BATCHES = ("adam", "sgd")
 
@@ -56,23 +49,21 @@ class ChainLoss:
 def chain_loss(
     costs: Any, transitions: Any, labels: Any, *, lengths: Any = None, threads: int | None = None
 ) -> ChainLoss:
-    """-log P(labels) = E(labels) + log Z and its exact gradient; inputs as in `infer_chains`.
+    """-log P(labels) = E(labels) + log Z and its exact gradient; inputs as for `Chains`.
 
     labels : (N,) true states, or a list of (T,).
+    threads : native threads, None for all cores.
     """
-    batch = as_batch(costs, transitions, lengths)
-    return _loss_of(batch, as_labels(labels, batch), threads)
+    batch = Chains(costs, transitions, lengths=lengths)
+    return _loss_of(batch, batch.as_labels(labels), threads)
 
 
-def _loss_of(batch: ChainBatch, labels: Labels, threads: int | None) -> ChainLoss:
+def _loss_of(batch: Chains, labels: Labels, threads: int | None) -> ChainLoss:
     """`chain_loss` of checked chains."""
     n_states = batch.n_states
     firsts = edge_starts(batch.offsets)
-    edges = None
-    if batch.per_edge:
-        check_edges(batch)
-        edges = np.empty((len(firsts), n_states, n_states), batch.costs.dtype)
-    log_partition, marginals, counts = sum_batch(batch, 1.0, edges, threads)
+    edges = empty_edges(batch) if batch.per_edge else None
+    log_partition, marginals, counts = sum_chains(batch, 1.0, edges, threads)
     value = float(energies_of(batch, labels).sum() + log_partition.sum())
     by_costs = np.negative(marginals, out=marginals)
     by_costs[np.arange(batch.n_nodes), labels] += 1
@@ -114,11 +105,11 @@ class Examples(Protocol):
         first all terms of single variables, then each term of several that has features."""
 
 
-def chain_batch(features: Doubles, offsets: Offsets, weights: Weights) -> ChainBatch:
+def chain_batch(features: Doubles, offsets: Offsets, weights: Weights) -> Chains:
     """The costs of chains with features (N, F): W (F, L), b (1, L) and A (1, L, L)."""
     costs = np.ascontiguousarray(features @ weights[0])
     costs += weights[1]
-    return ChainBatch(costs, offsets, np.ascontiguousarray(weights[2]), False)
+    return Chains.checked(costs, offsets, np.ascontiguousarray(weights[2]))
 
 
 @dataclass(frozen=True)
@@ -179,7 +170,7 @@ class GraphExamples:
     """Graphs, one per example, with labels (N,) of each.
 
     symmetric : of each term whether W[d, k, l] = W[d, l, k].
-    inference : settings of `infer_graph`.
+    inference : settings of `infer`.
 
     Belief propagation on loops may have several fixed points. It always starts from the same
     messages here, so that the loss is a function of the weights alone.
@@ -192,7 +183,7 @@ class GraphExamples:
         self.graphs, self.labels, self.shapes = graphs, labels, shapes
         self.symmetric, self.inference = symmetric, inference
         self._all = self._join(range(len(graphs)))
-        self.last: GraphResult | None = None
+        self.last: Result | None = None
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -227,21 +218,21 @@ class GraphExamples:
             nodes, self.labels, [self.shapes[i] for i in single], [False] * len(single),
             self.inference,
         ))]
-        for i, largest in enumerate(self.largest):
-            parts = [
-                graph.apart(i, labels)
-                for graph, labels in zip(self.graphs, self.labels, strict=True)
-                if i not in single and len(graph.terms[i])
-            ]
-            if largest is None or not parts:
-                continue
-            # Beside biases, which are not kept: how frequent labels are, the terms of single
-            # variables know already.
-            shapes = [self.shapes[i], *((1, n) for n in self.shapes[i][1:])]
-            symmetric = [self.symmetric[i], *[False] * (len(shapes) - 1)]
-            graphs, labels = zip(*parts, strict=True)
-            out.append(([i], GraphExamples(graphs, labels, shapes, symmetric, self.inference)))
+        for i, term in enumerate(self._all[0].terms):
+            if i not in single and term.features is not None and len(term):
+                out.append(([i], self._apart(i)))
         return out
+
+    def _apart(self, i: int) -> GraphExamples:
+        """Each factor of term i alone, beside biases that are not kept: how frequent labels are,
+        the terms of single variables know already."""
+        graphs, labels = zip(*(
+            graph.apart(i, known)
+            for graph, known in zip(self.graphs, self.labels, strict=True) if len(graph.terms[i])
+        ), strict=True)
+        shapes = [self.shapes[i], *((1, n) for n in self.shapes[i][1:])]
+        symmetric = [self.symmetric[i], *[False] * (len(shapes) - 1)]
+        return GraphExamples(graphs, labels, shapes, symmetric, self.inference)
 
     def _join(self, chosen: Sequence[int]) -> tuple[FeatureGraph, Labels]:
         """Some examples as one graph that falls into parts."""
@@ -471,7 +462,7 @@ class Fit:
     part_course: Course | None = None
 
 
-def fit(likelihood: Likelihood, descent: Descent) -> Fit:
+def fit_jointly(likelihood: Likelihood, descent: Descent) -> Fit:
     """Minimize over all weights at once, from zeros."""
     scale = likelihood.scale
     vector, course = descent(likelihood, np.zeros_like(scale), scale, len(likelihood.examples))
@@ -494,7 +485,7 @@ def fit_piecewise(likelihood: Likelihood, descent: Descent) -> Fit:
         # The penalty weighs as much against all pieces as it would against all examples.
         share = len(alone) / len(examples)
         piece = Likelihood(alone, likelihood.l2 / share)
-        found = fit(piece, replace(descent, tol=descent.tol / share))
+        found = fit_jointly(piece, replace(descent, tol=descent.tol / share))
         courses.append(found.course.times(share))
         groups.append(group)
         for i, weights in zip(group, found.weights, strict=False):  # biases come behind
@@ -516,14 +507,20 @@ def fit_piecewise(likelihood: Likelihood, descent: Descent) -> Fit:
         by_v = np.array([sum(along[i] for i in group) for group in groups])
         return value / len(examples), by_v / len(examples)
 
-    # A part may be worth so much that one more of it changes everything: steps of about its size.
-    sizes = [largest_cost(part, most) for part, most in zip(parts, examples.largest, strict=True)]
-    scale = np.array([1.0 / max(1.0, *(sizes[i] for i in group)) for group in groups])
+    # A part may cost so much that one more of it changes everything: steps of about its size.
+    sizes = [
+        np.linalg.norm(_in_units(part, most), axis=0).max(initial=1.0)
+        for part, most in zip(parts, examples.largest, strict=True)
+    ]
+    scale = np.array([1.0 / max(sizes[i] for i in group) for group in groups])
     optimizer = descent.optimizer if descent.optimizer in ("cg", "lbfgs") else "cg"
     v, course = replace(descent, optimizer=optimizer)(
         evaluate, np.ones(len(groups)), scale, len(examples)
     )
     return Fit(weighted(v), courses[0], v, course)
+
+
+TRAININGS = {"joint": fit_jointly, "piecewise": fit_piecewise}
 
 
 def mutual_information(counts: Doubles) -> Doubles:
@@ -538,5 +535,9 @@ def mutual_information(counts: Doubles) -> Doubles:
 
 def largest_cost(weights: Doubles, largest: Doubles | None) -> float:
     """A bound on the magnitude of features times weights (D, ...); largest : of each |phi_d|."""
-    sizes = np.ones(len(weights)) if largest is None else largest
-    return float(np.tensordot(sizes, np.abs(weights), 1).max(initial=0.0))
+    return float(np.abs(_in_units(weights, largest)).sum(0).max(initial=0.0))
+
+
+def _in_units(weights: Doubles, largest: Doubles | None) -> Doubles:
+    """Weights (D, ...) of features divided by their largest values (D,)."""
+    return weights if largest is None else (largest * weights.T).T

@@ -22,6 +22,7 @@ from crfield._core.foreign import UnusableArray, turned_voxels
 from crfield._core.validate import InputError, check_memory
 
 Array = npt.NDArray[Any]
+ShapeCheck = Callable[[tuple[int, ...]], None]
 
 
 def check_size(path: Path, grid: Sequence[int], max_pixels: int) -> None:
@@ -55,7 +56,7 @@ def require(module: str, extra: str, files: str) -> Any:
         ) from error
 
 
-def read_npy(path: Path, check_shape: Callable[[tuple[int, ...]], None]) -> Array:
+def read_npy(path: Path, check_shape: ShapeCheck) -> Array:
     """Array of a `.npy`, once its shape has passed `check_shape`."""
     # Not mapped into memory: a file that others cut short meanwhile would end the program.
     with path.open("rb") as stream:
@@ -114,9 +115,7 @@ class StoredArray:
         return found
 
 
-def read_npz(
-    path: Path, names: Sequence[str], check_shape: Callable[[tuple[int, ...]], None]
-) -> Array:
+def read_npz(path: Path, names: Sequence[str], check_shape: ShapeCheck) -> Array:
     """The only array of a `.npz`, or the first of `names`, once its shape has passed."""
     with zipfile.ZipFile(path) as archive:
         held = [member.removesuffix(".npy") for member in archive.namelist()]
@@ -126,11 +125,16 @@ def read_npz(
                 f"expected one array in {path}, or one named {' or '.join(names)}, but it holds "
                 f"{', '.join(held) or 'none'}; save that array alone."
             )
-        name = f"{chosen[0]}.npy"
-        with archive.open(name) as stream:
-            _check_header(stream, path, archive.getinfo(name).file_size, check_shape)
-        with archive.open(name) as stream:
-            return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+        return read_member(archive, path, chosen[0], check_shape)
+
+
+def read_member(archive: zipfile.ZipFile, path: Path, name: str, check_shape: ShapeCheck) -> Array:
+    """One array of an open `.npz`, once its shape has passed `check_shape`."""
+    member = f"{name}.npy"
+    with archive.open(member) as stream:
+        _check_header(stream, path, archive.getinfo(member).file_size, check_shape)
+    with archive.open(member) as stream:
+        return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 
 
 def write_array(path: Path, array: Array) -> None:
@@ -154,7 +158,9 @@ def _refuse_npz(stream: IO[bytes], path: Path) -> None:
     stream.seek(0)
 
 
-def _header(stream: IO[bytes], n_bytes: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _header(
+    stream: IO[bytes], n_bytes: int, check_shape: ShapeCheck | None = None
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether in Fortran's order, and type of a `.npy` of no more bytes than there are."""
     if np.lib.format.read_magic(stream) == (1, 0):
         shape, turned, dtype = np.lib.format.read_array_header_1_0(stream)
@@ -162,17 +168,16 @@ def _header(stream: IO[bytes], n_bytes: int) -> tuple[tuple[int, ...], bool, np.
         shape, turned, dtype = np.lib.format.read_array_header_2_0(stream)
     if dtype.hasobject:
         raise ValueError("Python objects, which are never unpickled")
+    if check_shape is not None:
+        check_shape(shape)
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > n_bytes:
         raise ValueError(f"an array of shape {shape} in {n_bytes} bytes")
     return shape, turned, dtype
 
 
-def _check_header(
-    stream: IO[bytes], path: Path, n_bytes: int, check_shape: Callable[[tuple[int, ...]], None]
-) -> None:
+def _check_header(stream: IO[bytes], path: Path, n_bytes: int, check_shape: ShapeCheck) -> None:
     """Refuse an array of the wrong shape, of more bytes than there are, or than memory holds."""
-    shape, _, dtype = _header(stream, n_bytes)
-    check_shape(shape)
+    shape, _, dtype = _header(stream, n_bytes, check_shape)
     _check_room(path, math.prod(shape) * dtype.itemsize)
 
 

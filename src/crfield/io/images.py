@@ -91,7 +91,7 @@ def file_suffix(path: Path) -> str:
 
 def read_image(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
     """Read a gray or color image or volume, upright and without transparency."""
-    with _decoding(path):
+    with decoding(path):
         if (volume := _read_volume(path, max_pixels)) is not None:
             return replace(volume, array=_real_pixels(path, volume.array))
         with _open_picture(path, max_pixels) as picture:
@@ -102,7 +102,7 @@ def read_image(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
 
 def read_labels(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
     """Read an integer label map; a palette image gives its indices and keeps its palette."""
-    with _decoding(path):
+    with decoding(path):
         if _has_suffix(path, (".npy",)):
             array = read_npy(path, lambda shape: check_size(path, shape, max_pixels))
             return _as_label_map(ImageFile(path, array, array.shape))
@@ -158,7 +158,7 @@ def read_probabilities(
                 "leave some out."
             )
 
-    with _decoding(path):
+    with decoding(path):
         if _has_suffix(path, NIFTI_SUFFIXES):
             array = read_nifti(path, max_pixels)[0]
             array = np.moveaxis(array, -1, 0) if channels_first else array
@@ -184,7 +184,7 @@ def open_array(path: Path) -> Any:
     """A `.npy` file or a NIfTI image whose values are read when it is cut, without mapping it into
     memory; None for other files, which can only be read whole.
     """
-    with _decoding(path):
+    with decoding(path):
         if _has_suffix(path, (".npy",)):
             return StoredArray(path)
         if _has_suffix(path, NIFTI_SUFFIXES):
@@ -267,8 +267,9 @@ def _has_suffix(path: Path, suffixes: Sequence[str]) -> bool:
 
 
 @contextmanager
-def _decoding(path: Path) -> Iterator[None]:
-    """Turn whatever a decoder raises into one sentence that names the file."""
+def decoding(path: Path, name: object = None) -> Iterator[None]:
+    """Turn whatever a decoder raises into one sentence that names the file, or what is in it."""
+    name = path if name is None else name
     try:
         if path.is_dir():
             raise InputError(f"expected a file, but {path} is a folder; name a file inside it.")
@@ -282,15 +283,15 @@ def _decoding(path: Path) -> Iterator[None]:
             "damaged, convert it to PNG."
         ) from error
     except MemoryError as error:
-        raise InputError(f"not enough memory to read {path}; make it smaller.") from error
+        raise InputError(f"not enough memory to read {name}; make it smaller.") from error
     except Exception as error:  # damaged bytes can make a decoder raise anything at all
         if isinstance(error, OSError) and error.errno in _NOT_THE_FILES_FAULT:
             reason = (error.strerror or "no access").lower()
             remedy = _NOT_THE_FILES_FAULT[error.errno]
-            raise InputError(f"cannot read {path}: {reason}; {remedy}.") from error
+            raise InputError(f"cannot read {name}: {reason}; {remedy}.") from error
         detail = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
-            f"cannot read {path}: it is damaged, cut short or not what its name says ({detail}); "
+            f"cannot read {name}: it is damaged, cut short or not what its name says ({detail}); "
             "copy or export it again."
         ) from error
 

@@ -35,7 +35,7 @@ _LETTER = 0.56
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over their index; those that are not finite, or beyond all sense, are left out."""
+    """Values over their index; those that are not finite, or beyond 1e100, are left out."""
 
     name: str
     values: Sequence[float]
@@ -89,7 +89,7 @@ def paired_bars(
     names: Sequence[str], before: Numbers | None, after: Numbers, *,
     decimals: int | None = None, width: int = 350,
 ) -> str:
-    """Two bars a name, gray and blue, from 0, and their values in so many decimals or three digits.
+    """Two bars per name, gray and blue, from 0, with values in so many decimals or three digits.
 
     Values that are not finite have no bar.
     """
@@ -255,7 +255,7 @@ def _tints(share: Matrix, positive: Color) -> NDArray[np.uint8]:
 def _image(
     pixels: NDArray[np.uint8], left: float, top: float, width: float, height: float
 ) -> str:
-    """One pixel a cell: far smaller than a rectangle for each."""
+    """One pixel per cell, which takes far fewer bytes than one rectangle per cell."""
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG", optimize=True)
     data = base64.b64encode(stream.getvalue()).decode("ascii")
