@@ -19,10 +19,10 @@ from PIL import Image
 from safetensors.numpy import load, save
 
 from crfield import DenseCRF, datasets
-from crfield.dense.files import _digest
 from crfield.graphs import read_evidence, read_uai, table_factors, write_uai
 from crfield.graphs.factor_graph import FactorGraph
 from crfield.io.images import read_image, read_labels, read_probabilities, write_labels
+from crfield.io.models import _digest
 from crfield.learning.journal import Journal
 from crfield.learning.objective import Point
 from crfield.patterns import PatternCRF, PatternInputs, Patterns, learn_patterns

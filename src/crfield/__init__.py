@@ -3,6 +3,7 @@
 from crfield._core.validate import InputError
 from crfield.blocks.blocks import BlockResult, refine_blocks
 from crfield.dense.compatibility import Diagonal, Potts, Symmetric
+from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, FeatureKernel, Spatial
 from crfield.dense.model import DenseCRF
 from crfield.dense.pairwise import Pairwise
@@ -24,6 +25,7 @@ __all__ = [
     "DenseCRF",
     "Diagonal",
     "FeatureKernel",
+    "Inference",
     "InferenceResult",
     "InferenceStatus",
     "InputError",

@@ -53,7 +53,8 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
             "open it first, for example with PIL.Image.open."
         )
     try:
-        plain = plain_array(values)
+        # Most come as arrays, which need no translation.
+        plain = values if type(values) is np.ndarray else plain_array(values)
         if not isinstance(plain, np.ndarray):
             _check_stored(plain, name)
         array = np.asarray(plain)

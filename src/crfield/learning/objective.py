@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -27,14 +26,15 @@ from crfield._core.validate import (
     available_memory,
     check_magnitude,
 )
-from crfield.dense.filters import METHODS
-from crfield.dense.gradient import backpropagate, backpropagate_fused
-from crfield.dense.inputs import center_costs
+from crfield.dense.filters import FILTERS
+from crfield.dense.gradient import backpropagate
+from crfield.dense.inference import Inference as Settings
 from crfield.dense.losses import Loss, Totals
-from crfield.dense.meanfield import Problem, State, run_parallel
+from crfield.dense.meanfield import State, run_parallel
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
-from crfield.dense.plan import Plan, make_problem
+from crfield.dense.pairwise import build_terms
+from crfield.dense.problem import FusedProblem, NativeProblem, Sweeps, center_costs, make_problem
 from crfield.learning.parameters import ModelGradient, Parameters, Vector
 from crfield.metrics import confusion_matrix
 
@@ -81,7 +81,7 @@ class Inference:
                 "use 'concave', 'cccp' or 'parallel'."
             )
         as_choice(self.algorithm, "algorithm", ("concave", "cccp", "parallel"))
-        as_choice(self.filter, "filter", METHODS)
+        as_choice(self.filter, "filter", FILTERS)
         as_count(self.n_iter, "n_iter", 0)
 
     def kept_in(self, model: DenseCRF) -> DenseCRF:
@@ -116,7 +116,7 @@ class Unrolled:
     trace : the states, the start included, if they were kept.
     """
 
-    problem: Problem | Plan
+    problem: NativeProblem | FusedProblem
     features: FloatArray
     marginals: FloatArray
     trace: list[State]
@@ -136,17 +136,17 @@ def unroll(
     features = model.unary_features(raw, observation)
     costs = model.recalibrate(features).reshape(-1, model.n_labels)
     centered, _ = center_costs(costs, threads)
-    terms = model.build_terms(observation, raw.dtype, inference.filter, 0.0, threads)
-    problem = make_problem(
-        centered, terms, inference.algorithm, threads, keep_states=keep_states, arena=arena,
-        fused=fused and (not keep_states or inference.algorithm == "concave"),
+    terms = build_terms(
+        model.terms, observation, raw.dtype, Settings(filter=inference.filter, threads=threads)
     )
+    problem = make_problem(
+        centered, terms, inference.algorithm, threads, keep_states=keep_states, watched=False,
+        arena=arena, fused=fused,
+    )
+    assert not isinstance(problem, Sweeps)
     trace: list[State] = []
     n_iter = inference.n_iter if terms else 0  # independent variables are done at the start
-    outcome = run_parallel(
-        problem, init=None, max_iter=n_iter, tol=-math.inf, guarded=False,
-        trace=trace if keep_states else None,
-    )
+    outcome = run_parallel(problem, max_iter=n_iter, trace=trace if keep_states else None)
     return Unrolled(problem, features.reshape(len(costs), -1), outcome.marginals, trace)
 
 
@@ -239,10 +239,8 @@ def _gradient(
 ) -> ModelGradient:
     terms = run.problem.terms
     widths = ["kernel" in groups] * len(terms)
-    if isinstance(run.problem, Plan):
-        found = backpropagate_fused(run.problem, run.trace, loss, truth, totals, widths=widths)
-    else:
-        found = backpropagate(run.problem, run.trace, loss, truth, totals, widths=widths)
+    by_log = loss.log_gradient(run.marginals, truth, totals)
+    found = backpropagate(run.problem, run.trace, by_log, widths=widths)
     n_labels = found.unary.shape[1]
     recalibration = np.zeros((n_labels, run.features.shape[1] + 1))
     if "unary" in groups:

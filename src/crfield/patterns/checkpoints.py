@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import FloatArray, InputError, as_count, as_scalar
-from crfield.dense.files import incomplete, read_document, write_document
+from crfield.io.models import incomplete, read_document, write_document
 
 FORMAT = "crfield.patterns.learning"
 VERSION = 1
