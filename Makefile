@@ -9,13 +9,20 @@ REQUESTS ?= 10000
 TRIES ?= 20
 # `make test TORCH=no` leaves PyTorch, and the tests of `crfield.nn`, out.
 TORCH ?= yes
-# One process a core: a whole file of tests goes to one of them, so that its data is made once.
+# One process per core: a whole file of tests goes to one of them, so that its data is made once.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+# The tests of the rooms that are built directly on the compiled core.
+NATIVE_ROOMS := tests/core tests/dense tests/graphcut tests/graphs tests/patterns
 
-.PHONY: demo test test-gpu lint docs bench sanitize fuzz faults hostile thread-check wheels install clean
+.PHONY: demo check test test-gpu lint docs bench sanitize fuzz faults hostile thread-check wheels install clean
 
 demo: install
 	$(BIN)/crfield demo -o $(OUTPUT)
+
+# What to run while working: lint, types, layers and the tests that take little time.
+check: lint
+	$(BIN)/python -m pip install -q -c constraints.txt --group test
+	CRFIELD_EXAMPLES=15 $(PYTEST) -m "not slow"
 
 test: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
@@ -27,9 +34,7 @@ test: install
 test-gpu: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
 	$(BIN)/python -c "import torch" || $(BIN)/python -m pip install -q -c constraints.txt --group torch
-	$(BIN)/python -m pytest tests/nn/test_nn_gpu.py tests/nn/test_nn_fused.py tests/nn/test_nn_lattice.py \
-	    tests/nn/test_nn_pairs.py tests/nn/test_nn_trees.py tests/nn/test_nn_grids.py \
-	    tests/nn/test_nn_propagation.py
+	$(BIN)/python -m pytest tests/nn
 
 lint: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group lint
@@ -45,12 +50,12 @@ docs: $(BIN)/python
 bench: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
 	-$(BIN)/python -m pip install -q -c constraints.txt --group peer
-	$(BIN)/python benchmarks/run.py
-	$(BIN)/python benchmarks/graphcut.py
-	$(BIN)/python benchmarks/patterns.py
-	$(BIN)/python benchmarks/chains.py
-	$(BIN)/python benchmarks/graphs.py
-	$(BIN)/python benchmarks/rays.py
+	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.graphcut
+	$(BIN)/python -m benchmarks.patterns
+	$(BIN)/python -m benchmarks.chains
+	$(BIN)/python -m benchmarks.graphs
+	$(BIN)/python -m benchmarks.rays
 
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, driven by the Python tests.
 sanitize: install
@@ -60,25 +65,22 @@ sanitize: install
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	CRFIELD_RANDOM_MODELS=25 CRFIELD_EXAMPLES=5 $(PYTEST) -p no:cacheprovider \
-	    tests/dense/test_filters.py tests/dense/test_meanfield.py tests/core/test_native.py tests/dense/test_plan.py \
-	    tests/test_graphcut*.py tests/patterns/test_patterns_sampling.py tests/test_bad_input*.py \
-	    tests/graphs/test_chains.py tests/graphs/test_chains_input.py tests/graphs/test_factor_graphs.py \
-	    tests/graphs/test_graph_input.py tests/graphs/test_distance_transform.py tests/graphs/test_rays.py
+	    $(NATIVE_ROOMS)
 
 # Random and hostile input to the public entry points; other seeds are other cases.
 fuzz: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
-	$(BIN)/python tools/fuzz.py --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) --seed $(SEED)
 
-# Kills, full disks, damaged files and the like, each so many times; `tools/faults.py` makes the table.
+# Kills, full disks, damaged files and the like, each so many times; `tests/faults/run.py` makes the table.
 faults: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
-	$(BIN)/python tools/faults.py --tries $(TRIES) --seed $(SEED) --no-table
+	$(BIN)/python -m tests.faults.run --tries $(TRIES) --seed $(SEED) --no-table
 
 # Requests to the playground that no page would send.
 hostile: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group browser
-	$(BIN)/python tools/hostile_requests.py --requests $(REQUESTS) --seed $(SEED)
+	$(BIN)/python -m tests.app.hostile_requests --requests $(REQUESTS) --seed $(SEED)
 
 # The thread pool and the lattice under ThreadSanitizer, used by many threads at once and after a fork.
 thread-check: $(BIN)/python

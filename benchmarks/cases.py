@@ -8,6 +8,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from crfield import InferenceResult, unary_from_labels
+from crfield._core.threads import usable_cores
+from crfield.datasets import load_sample
 from experiments.common import (
     HAS_PYDENSECRF,
     STANDARD,
@@ -15,12 +21,6 @@ from experiments.common import (
     label_major,
     run_pydensecrf,
 )
-from numpy.typing import NDArray
-from PIL import Image
-
-from crfield import InferenceResult, unary_from_labels
-from crfield._core.threads import usable_cores
-from crfield.datasets import load_sample
 
 try:
     from pydensecrf import densecrf, utils
@@ -64,7 +64,7 @@ QUICK = replace(
     FULL, repeats=2, label_counts=(2, 21), volume=(24, 64, 64), tiles_few_labels=(1, 2),
     tiles_many_labels=(1,), copied_bytes=1 << 26,
 )
-# For the tests: every line of the benchmark runs, and nothing of it is worth reading.
+# For the tests: every line of the benchmark runs, but the figures mean nothing.
 TINY = Scale(
     repeats=1, photo=(46, 50), volume=(10, 15, 16), label_counts=(2, 3), many_labels=3,
     growth=(46, 45), tiles_few_labels=(1, 2), tiles_many_labels=(1,),

@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.cases import Disagreement
 from benchmarks.chain_reference import reference_best, reference_sums
 from benchmarks.measure import (
@@ -32,11 +30,10 @@ from benchmarks.measure import (
     run_sections,
     times,
 )
-from experiments.common import REPOSITORY, Float32, provenance
-
 from crfield.graphs import best_chains, chain_loss, infer_chains, k_best_chains, sample_chains
 from crfield.graphs._chain_inputs import as_batch
 from crfield.graphs.chains import sum_batch
+from experiments.common import REPOSITORY, Float32, provenance
 
 try:
     import torch
@@ -63,7 +60,7 @@ class Scale:
 
 
 FULL = Scale()
-# For the tests: every line runs, and nothing of it is worth reading.
+# For the tests: every line runs, but the figures mean nothing.
 TINY = Scale(repeats=1, sizes=((3, 5, 4), (2, 3, 2)))
 
 

@@ -1,4 +1,4 @@
-"""Times and memory of the layer on a GPU: python benchmarks/gpu.py [--output FILE].
+"""Times and memory of the layer on a GPU: python -m benchmarks.gpu [--output FILE].
 
 375 x 500 pixels, 21 labels, positions 3 px and positions with colors 80 px / 13, five iterations,
 everything included: logits and image on the GPU go in, marginals come out, lattices are built anew.
@@ -18,10 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.cases import photo_case
-
 from crfield import Bilateral, Inference, Pairwise, Potts, Spatial, __version__
 from crfield.nn import DenseCRF
 
@@ -47,7 +44,7 @@ def main() -> int:
         "date": datetime.date.today().isoformat(), "crfield": __version__,
         "card": torch.cuda.get_device_name(), "torch": torch.__version__,
         "triton": _triton_version(), "python": platform.python_version(),
-        "command": "python benchmarks/gpu.py", "size": [*SIZE, LABELS], "iterations": ITERATIONS,
+        "command": "python -m benchmarks.gpu", "size": [*SIZE, LABELS], "iterations": ITERATIONS,
         "rows": rows, "batch_of_8_over_one": rows[1]["forward_ms"] / single,
         "floor": floor(),
     }

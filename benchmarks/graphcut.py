@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import maximum_flow
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.cases import Disagreement, photo_case, volume_case
 from benchmarks.measure import (
     Candidates,
@@ -31,8 +29,6 @@ from benchmarks.measure import (
     run_sections,
     times,
 )
-from experiments.common import REPOSITORY, Float32, provenance
-
 from crfield.graphcut import (
     alpha_expansion_grid,
     contrast_weights,
@@ -40,6 +36,7 @@ from crfield.graphcut import (
     grid_offsets,
 )
 from crfield.graphcut.neighborhood import pairs_region
+from experiments.common import REPOSITORY, Float32, provenance
 
 try:
     import maxflow
@@ -48,7 +45,7 @@ except ImportError:
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 OURS, SCIPY, PYMAXFLOW = "crfield", "SciPy", "PyMaxflow"
-# Float costs become whole numbers of this many steps a unit, which SciPy needs.
+# Float costs become whole numbers of this many steps per unit, which SciPy needs.
 STEPS = 1000
 
 
@@ -63,7 +60,7 @@ class Scale:
 
 
 FULL = Scale()
-# For the tests: every line runs, and nothing of it is worth reading.
+# For the tests: every line runs, but the figures mean nothing.
 TINY = Scale(repeats=1, photo=(30, 40), volume=(4, 8, 8), tile=8)
 
 
@@ -242,12 +239,12 @@ def expansions(scale: Scale) -> Section:
         took = fastest(
             {OURS: partial(alpha_expansion_grid, case.unary, weights)}, min(scale.repeats, 3)
         )[OURS]
-        n_cuts = result.n_cycles * n_labels
+        n_cuts = result.n_iter * n_labels
         rows.append([
-            case.name, str(result.n_cycles), milliseconds(took), milliseconds(took / n_cuts),
+            case.name, str(result.n_iter), milliseconds(took), milliseconds(took / n_cuts),
         ])
         figures.append({
-            "case": case.name, "cycles": result.n_cycles, "seconds": took,
+            "case": case.name, "cycles": result.n_iter, "seconds": took,
             "energies": result.energies.tolist(),
         })
     section.add_table(["case", "cycles", "all, ms", "a move, ms"], rows)

@@ -17,22 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.cases import Disagreement
 from benchmarks.measure import Section, fastest, milliseconds, ratio, run_sections, times
-from experiments.common import REPOSITORY, provenance
-
 from crfield._core.threads import usable_cores
 from crfield.graphs import (
     FactorGraph,
     FeatureGraph,
+    FeatureTerm,
     GridFactors,
     TableFactors,
-    Term,
     infer_graph,
     log_linear_loss,
 )
+from experiments.common import REPOSITORY, provenance
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 # Float32 messages after a hundred iterations.
@@ -49,12 +46,12 @@ class Scale:
     large_side: int = 1000
     n_states: int = 5
     n_iter: int = 100
-    # Examples, factors an example, states and features from which each is doubled.
+    # Examples, factors per example, states and features from which each is doubled.
     learning: tuple[int, int, int, int] = (100, 40, 8, 16)
 
 
 FULL = Scale()
-# For the tests: every line runs, and nothing of it is worth reading.
+# For the tests: every line runs, but the figures mean nothing.
 TINY = Scale(repeats=1, side=8, large_side=12, n_states=3, n_iter=5, learning=(2, 3, 2, 2))
 
 
@@ -186,8 +183,8 @@ def learning_case(
         edges = np.stack([nodes[:-1], nodes[1:]], 1)
         parts.append(FeatureGraph(
             np.full(len(nodes), n_states, np.int64),
-            (Term(nodes[:, None], rng.normal(size=(len(nodes), n_features))),
-             Term(edges, rng.normal(size=(len(edges), n_features)))),
+            (FeatureTerm(nodes[:, None], rng.normal(size=(len(nodes), n_features))),
+             FeatureTerm(edges, rng.normal(size=(len(edges), n_features)))),
         ))
     data = FeatureGraph.join(parts)
     weights = (

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
+
 from benchmarks.cases import ITERATIONS, Case, Scale, check_case, photo_case, tiled_case
 from benchmarks.measure import (
     Candidates,
@@ -17,12 +18,11 @@ from benchmarks.measure import (
     ratio,
     times,
 )
-from experiments.common import STANDARD
-
 from crfield.dense.filters import GridFilter, TableFilter
 from crfield.dense.inference import Inference
 from crfield.dense.observation import observe
 from crfield.dense.pairwise import build_terms
+from experiments.common import STANDARD
 
 FLOAT_BYTES, INDEX_BYTES = 4, 4
 # Arithmetic of a softmax for each label: maximum, difference, exponential, sum, scaling.
@@ -58,7 +58,7 @@ def growth(scale: Scale) -> Section:
                 f"{1e9 * each:.0f}", times(ratio(each, first)),
             ])
     section.add_table(
-        ["case", "megapixels", "ms", "ns a pixel", "ratio to the smallest"], rows
+        ["case", "megapixels", "ms", "ns per pixel", "ratio to the smallest"], rows
     )
     rows = []
     for case in by_labels:
@@ -68,7 +68,7 @@ def growth(scale: Scale) -> Section:
                 case.name, milliseconds(took), milliseconds(took / case.n_labels),
                 times(ratio(took, first)),
             ])
-    section.add_table(["case", "ms", "ms a label", "ratio to the fewest labels"], rows)
+    section.add_table(["case", "ms", "ms per label", "ratio to the fewest labels"], rows)
     section.data["seconds"] = seconds
     return section
 
@@ -79,8 +79,8 @@ class TableSize:
 
     corners : rows of the table that a point sees: of its simplex, or of its line of a grid.
     rows : of the table of vertices.
-    blur_operations : for each entry of the table: four an axis and order of a lattice, eight an
-        axis of a grid.
+    blur_operations : for each entry of the table: four per axis and order of a lattice, eight
+        per axis of a grid.
     """
 
     corners: int

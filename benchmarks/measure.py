@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from benchmarks.cases import Disagreement
 from experiments.common import markdown_table
 
@@ -72,7 +73,7 @@ def fastest(candidates: Mapping[str, Callable[[], Any]], repeats: int) -> dict[s
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds as milliseconds with a digit after the point where it tells something."""
+    """Seconds as milliseconds with a digit after the point for small values."""
     return f"{1e3 * seconds:.1f}" if seconds < 10 else f"{1e3 * seconds:.0f}"
 
 
@@ -89,7 +90,7 @@ def times(value: float | None) -> str:
 
 
 def copy_bandwidth(n_bytes: int, repeats: int) -> float:
-    """Bytes a second that one thread reads and writes while NumPy copies an array."""
+    """Bytes per second that one thread reads and writes while NumPy copies an array."""
     source, target = np.ones(n_bytes, np.uint8), np.zeros(n_bytes, np.uint8)
     took = fastest({"copy": lambda: np.copyto(target, source)}, repeats)["copy"]
     return 2.0 * n_bytes / took
@@ -101,7 +102,7 @@ def run_sections(
 ) -> int:
     """Measure the parts, print them and write them to the folder; 1 if a case was refused.
 
-    notes : lines for who reads the tables; settings : what else the file should hold.
+    notes : lines for readers of the tables; settings : further entries of the file.
     """
     print("\n".join([*(f"{key}: {value}" for key, value in facts.items()), *notes]))
     sections = []

@@ -17,9 +17,8 @@ from typing import Any
 
 from benchmarks.cases import Scale, cropped_tiles, photo_case
 from benchmarks.measure import Section, ratio, times
-from experiments.common import HAS_PYDENSECRF, REPOSITORY
-
 from crfield._core.threads import usable_cores
+from experiments.common import HAS_PYDENSECRF, REPOSITORY
 
 try:
     import resource

@@ -1,8 +1,8 @@
 """Time learning and inference with patterns at 32 x 32, beside the matrix products they rest on.
 
-Made-up figures in place of photos: 200 of them in 11 versions, 256 hidden units, 2 chains an image.
-Nothing is timed whose labels have a higher energy than those it starts from; the exit status is 1
-then.
+Made-up figures stand in for photos: 200 in 11 versions, 256 hidden units, 2 chains per image.
+Nothing is timed whose labels have a higher energy than those it starts from; the exit status is
+then 1.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.cases import Disagreement
 from benchmarks.measure import Section, fastest, milliseconds, ratio, run_sections, times
-from experiments.common import REPOSITORY, provenance
-
 from crfield.datasets import ellipse_set, noisy_unaries
 from crfield.patterns import PatternCRF, PatternInputs, infer, learn_patterns, pretrain
+from experiments.common import REPOSITORY, provenance
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 
@@ -42,7 +39,7 @@ class Scale:
 
 
 FULL = Scale()
-# For the tests: every line runs, and nothing of it is worth reading.
+# For the tests: every line runs, but the figures mean nothing.
 TINY = Scale(repeats=1, n_images=12, n_inferred=6, size=8, n_hidden=5, n_epochs=1)
 
 
@@ -120,7 +117,7 @@ def learning_and_inference(scale: Scale) -> Section:
         ],
     )
     rate = scale.n_inferred / seconds["inference"]
-    section.tables.append(f"{rate:.0f} images a second.")
+    section.tables.append(f"{rate:.0f} images per second.")
     section.data.update(seconds=seconds, images_per_second=rate, energy_gained=gained)
     return section
 

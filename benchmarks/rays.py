@@ -17,14 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.cases import Disagreement
 from benchmarks.measure import Section, fastest, milliseconds, run_sections
-from experiments.common import REPOSITORY, provenance
-
 from crfield._core.threads import usable_cores
 from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer_rays
+from experiments.common import REPOSITORY, provenance
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 # Float32 messages, in log-odds.
@@ -43,7 +40,7 @@ class Scale:
 
 
 FULL = Scale()
-# For the tests: every line runs, and nothing of it is worth reading.
+# For the tests: every line runs, but the figures mean nothing.
 TINY = Scale(repeats=1, side=8, n_views=3, pixels=6, n_iter=3)
 
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.cases import FULL, ITERATIONS, QUICK, SEED, Scale
 from benchmarks.growth import floors, growth
 from benchmarks.learning import loss_and_gradient

@@ -17,10 +17,9 @@ from benchmarks.cases import (
     volume_case,
 )
 from benchmarks.measure import Candidates, Section, fastest, milliseconds, ratio, times
-from experiments.common import HAS_PYDENSECRF
-
 from crfield import InferenceResult
 from crfield._core.threads import usable_cores
+from experiments.common import HAS_PYDENSECRF
 
 ONE, ALL, THEIRS = "crfield, 1 thread", "crfield, all threads", "pydensecrf"
 
@@ -132,7 +131,7 @@ def exact_against_lattice(scale: Scale) -> Section:
 
 
 def two_images_at_once(scale: Scale) -> Section:
-    """Whether Python threads with a native thread each make use of two cores."""
+    """Whether Python threads with one native thread each use two cores."""
     section = Section("throughput", "Two images twice: two Python threads against one")
     pair = [photo_case(scale.photo, scale.many_labels, name) for name in ("coffee", "astronaut")]
     if any(section.accepts(partial(check_case, case)) is None for case in pair):

@@ -104,7 +104,7 @@ def scenes(count: int, size: int, noise: float, seed: int) -> tuple[Tensor, Tens
 
 
 def draw(colors: Tensor, labels: Tensor, predicted: dict[str, Tensor]) -> Image.Image:
-    """Input, truth and what was found, an image a row."""
+    """Input, truth and what was found, one image per row."""
     palette = label_palette(N_LABELS)
     rows = []
     for index in range(min(3, len(labels))):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from calibrated_views import Floats, Scene, View
 from numpy.typing import NDArray
 
+from calibrated_views import Floats, Scene, View
 from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer_rays
 from crfield.graphs.photo_consistency import (
     correlate_windows,
@@ -21,7 +21,7 @@ from crfield.graphs.photo_consistency import (
 )
 
 FUSION, PROPAGATION = "independent fusion", "belief propagation"
-# Degrees between views that are compared: few, and any depth will do; many, and none does.
+# Degrees between views that are compared: with few, all depths agree; with many, none do.
 LEAST_ANGLE, BEST_ANGLE, LARGEST_ANGLE = 1, 20, 50
 N_COMPARED, N_BLENDED, PIXELS_PER_VOXEL = 6, 3, 2
 

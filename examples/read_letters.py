@@ -1,13 +1,14 @@
 """Handwritten words, read letter by letter and as a chain.
 
-A classifier of single letters and a `ChainCRF` learn from the same words: a weight for each pixel
-and letter, and in the chain a score for each pair of successive letters. C, the inverse ridge, is
-chosen for each of them on words that are held out, then all training words are used. Reported are
-letters and whole words of the test that are read right; the picture shows the first words of the
-test, wrong letters in red.
+A classifier of single letters and a `ChainClassifier` learn from the same words: a weight for each
+pixel and letter, and in the chain a score for each pair of successive letters. The strength of the
+penalty is chosen for each of them on words that are held out, as scikit-learn's C, with
+l2 = 1 / (C n) for n samples; then all training words are used. Reported are letters and whole words
+of the test that are read right; the picture shows the first words of the test, wrong letters in
+red.
 
---data is a folder with ocr_letters/letters.npz (words of Kassel, 16 x 8 pixels a letter), of which
-fold 0 is trained on and the other nine are tested on; without it words are made up.
+--data is a folder with ocr_letters/letters.npz (words of Kassel, 16 x 8 pixels per letter): fold 0
+is for training and the other nine for testing. Without it, words are made up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from crfield.datasets.words import noisy_words
-from crfield.graphs import ChainCRF
+from crfield.graphs import ChainClassifier
 
 STRENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0)
 HELD_OUT = 0.2
@@ -52,7 +53,7 @@ def load_words(folder: Path) -> tuple[Words, Words]:
 
 
 def features_of(images: Sequence[NDArray[Any]]) -> list[NDArray[np.float64]]:
-    """Pixels, a row a letter: a list of (T, F)."""
+    """Pixels, one row per letter: a list of (T, F)."""
     return [word.reshape(len(word), -1).astype(np.float64) for word in images]
 
 
@@ -60,12 +61,13 @@ class Reader:
     """A chain, or with `apart` a classifier of letters: chains of one node each."""
 
     def __init__(self, apart: bool, C: float = 1.0):
-        self.apart = apart
-        self.model = ChainCRF(C=C, max_iter=1000)
+        self.apart, self.C = apart, C
+        self.model = ChainClassifier(max_iter=1000)
 
     def fit(self, X: list[Any], y: list[Any]) -> Reader:
         """Learn from words."""
-        self.model.fit(*map(self._parts, (X, y)))
+        samples = self._parts(X)
+        self.model.set_params(l2=1 / (self.C * len(samples))).fit(samples, self._parts(y))
         return self
 
     def read(self, X: list[Any]) -> list[NDArray[Any]]:
@@ -166,7 +168,7 @@ def main() -> None:
         reader, seconds = learn(train, apart, STRENGTHS[2:3] if options.quick else STRENGTHS)
         readings[name] = reader.read(features_of(test[0]))
         letters, words = share_right(readings[name], test[1])
-        rows.append({"model": name, "C": reader.model.C, "letters": letters, "words": words,
+        rows.append({"model": name, "C": reader.C, "letters": letters, "words": words,
                      "seconds": seconds})
     print(f"{len(train[0])} words to learn from, {len(test[0])} to test")
     print(f"{'model':8}{'C':>6}{'letters right':>15}{'words right':>13}{'seconds':>9}")

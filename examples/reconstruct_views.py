@@ -26,7 +26,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+
 from calibrated_views import Floats, Scene, find_scenes, make_scene, read_scene
+from crfield.graphs import infer_rays
+from crfield.show.pictures import side_by_side, stack
 from photographs import (
     FUSION,
     PROPAGATION,
@@ -37,9 +40,6 @@ from photographs import (
     draw_voxels,
     voxel_colors,
 )
-
-from crfield.graphs import infer_rays
-from crfield.show.pictures import side_by_side, stack
 
 CHOICES = {
     "beta": (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0), "empty": (0.0, 0.2, 0.4, 0.6),

@@ -1,12 +1,13 @@
 """Semantic segmentation on grids, where neighbors' labels are learned from data.
 
 Without data, noisy images of a scene (sky above, ground below, houses that stand on it) are
-labeled by a classifier of single pixels, by a `GridCRF` whose tables of neighbors are the same
-in all directions, and by one that tells right from below.
+labeled by a classifier of single pixels, by a `GridClassifier` whose tables of neighbors are the
+same in all directions, and by one that tells right from below.
 
 With --data, the snakes of Nowozin et al. (2011): eleven parts of a snake that looks alike in every
 part, so that a label can only be known by counting from the head. The colors of a pixel and of its
-neighbors are known. A `GraphCRF` whose edges have features, the colors at both ends, is added.
+neighbors are known. A `GraphClassifier` whose edges have features, the colors at both ends, is
+added.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from crfield.graphs import GraphCRF, GridCRF
+from crfield.graphs import GraphClassifier, GridClassifier, Propagation
 from crfield.show.pictures import colorize, label_palette, side_by_side, stack
 
 Features = list[NDArray[np.float64]]
 Labels = list[NDArray[np.int64]]
+
+# Learning looks at many graphs, none of which needs all digits.
+INFERENCE = Propagation(max_iter=60, tol=1e-3)
 
 TITLE_WIDTH = 160  # of the longest name of a model in the picture, in pixels
 
@@ -127,7 +131,7 @@ def compare_scenes(options: argparse.Namespace) -> list[dict[str, Any]]:
     train = make_scenes(options.images, options.size, options.noise, 0)
     test = make_scenes(options.images, options.size, options.noise, 1)
     rows, pictures = [], []
-    single = GraphCRF(C=options.C, max_iter=options.max_iter)
+    single = GraphClassifier(l2=options.l2, max_iter=options.max_iter)
     none = np.zeros((0, 2), np.int64)
 
     def nodes(grids: Features) -> list[Any]:
@@ -139,9 +143,9 @@ def compare_scenes(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows.append(row)
     pictures.append([f.reshape(y.shape) for f, y in zip(found, test[1], strict=True)])
     for name, directed in (("one table", False), ("right and below", True)):
-        model = GridCRF(
-            C=options.C, max_iter=options.max_iter, directed=directed, tol=0.05,
-            n_iter=60, inference_tol=1e-3,
+        model = GridClassifier(
+            l2=options.l2, max_iter=options.max_iter, directed=directed, tol=0.05,
+            inference=INFERENCE,
         )
         row, found = measure(name, model, train, test)
         rows.append(row)
@@ -164,17 +168,17 @@ def compare_snakes(options: argparse.Namespace) -> list[dict[str, Any]]:
         return [(with_neighbors(g).reshape(g.shape[0] * g.shape[1], -1), none) for g in grids]
 
     flat = [v.ravel() for v in y], [v.ravel() for v in y_test]
-    settings = {"C": options.C, "max_iter": options.max_iter, "tol": 1e-2, "n_iter": 60,
-                "inference_tol": 1e-3}
+    settings = {"l2": options.l2, "max_iter": options.max_iter, "tol": 1e-2,
+                "inference": INFERENCE}
     rows = []
-    row, single = measure("3 x 3 pixels alone", GraphCRF(C=options.C, max_iter=200),
+    row, single = measure("3 x 3 pixels alone", GraphClassifier(l2=options.l2, max_iter=200),
                           (nodes(X), flat[0]), (nodes(X_test), flat[1]))
     rows.append(row)
-    row, grids = measure("grid, right and below", GridCRF(**settings),
+    row, grids = measure("grid, right and below", GridClassifier(**settings),
                          ([with_neighbors(g) for g in X], y),
                          ([with_neighbors(g) for g in X_test], y_test))
     rows.append(row)
-    row, edges = measure("edges that see colors", GraphCRF(directed=True, **settings),
+    row, edges = measure("edges that see colors", GraphClassifier(directed=True, **settings),
                          ([as_graph(g) for g in X], flat[0]),
                          ([as_graph(g) for g in X_test], flat[1]))
     rows.append(row)
@@ -224,9 +228,9 @@ def parsed_options() -> argparse.Namespace:
     add("--images", type=int, default=5, help="training and test scenes (default: %(default)s)")
     add("--size", type=int, default=24, help="rows of a scene (default: %(default)s)")
     add("--noise", type=float, default=0.35, help="noise of colors (default: %(default)s)")
-    add("--C", type=float, default=1.0, help="inverse ridge (default: %(default)s)")
+    add("--l2", type=float, help="strength of the penalty (default: 1 / images)")
     add("--max-iter", type=int, default=80, help="iterations (default: %(default)s)")
-    add("--zoom", type=int, default=5, help="screen pixels a pixel (default: %(default)s)")
+    add("--zoom", type=int, default=5, help="screen pixels per pixel (default: %(default)s)")
     add("--quick", action="store_true", help="two small scenes, or a few snakes")
     add("-o", "--output", type=Path, default=Path("segment_grids"),
         help="folder (default: %(default)s)")

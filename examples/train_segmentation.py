@@ -205,7 +205,7 @@ class Training:
 
     @torch.no_grad()
     def _messages(self, net: Net, crf: DenseCRF) -> Tensor:
-        """What inference adds to the logits of every image, up to a constant a pixel."""
+        """What inference adds to the logits of every image, up to a constant per pixel."""
         found = []
         for colors in self.images.colors.split(self.batch_size):
             logits = net(colors)
@@ -273,7 +273,7 @@ def starting_layer(n_labels: int, spatial: float, bilateral: tuple[float, float]
 def draw(
     images: Images, predicted: dict[str, Tensor], n_labels: int, n_rows: int = 3
 ) -> Image.Image:
-    """Input, truth and what each method made of it, an image a row."""
+    """Input, truth and what each method made of it, one image per row."""
     palette = np.zeros((256, 3), np.uint8)
     palette[:n_labels] = label_palette(n_labels)
     columns = ("net", "piecewise", "end to end")

@@ -7,26 +7,22 @@ error is compared with what blocks measure of each other at their seams and with
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from experiments.common import markdown_table, provenance, report
-
-from crfield import refine, refine_blocks
-from crfield.blocks.blocks import outside_share
+from crfield import Inference, refine, refine_blocks
+from crfield.blocks.seams import outside_share
 from crfield.datasets import load_sample, noisy_probabilities, sample_names
 from crfield.refinement import potts_model
+from crfield.unary.costs import BILATERAL_WEIGHT, SPATIAL_WEIGHT
+from experiments.common import markdown_table, provenance, report
 
 OVERLAPS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0)
-ITERATIONS = 10
+MAX_ITER = 10
 HEADER = (
     "overlap, sigma", "beyond it %", "labels %", "mean", "largest", "seam labels %", "seam mean",
     "bound, mean", "bound, largest",
@@ -47,19 +43,16 @@ class Case:
     bilateral: tuple[float, float]
     block: int
 
-    def options(self) -> dict[str, Any]:
-        """What whole images and blocks have in common; all iterations are done."""
-        return {
-            "spatial": self.spatial, "bilateral": self.bilateral, "max_iter": ITERATIONS,
-            "tol": 0.0,
-        }
+    def widths(self) -> dict[str, Any]:
+        """The model of whole images and blocks alike."""
+        return {"spatial": self.spatial, "bilateral": self.bilateral}
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     facts = provenance()
     paragraphs = [
-        f"After {ITERATIONS} iterations in float64 on the lattice, with the weights of `refine`. "
+        f"After {MAX_ITER} iterations in float64 on the lattice, with the weights of `refine`. "
         "The overlap is in widths of the bilateral kernel; beyond it lies that share of the "
         "kernel's weight on positions (`outside_share`). Labels, mean and largest compare blocks "
         "with the whole image: the share of pixels with other labels, and the total variation "
@@ -98,15 +91,20 @@ def cases() -> list[Case]:
 
 
 def rows(case: Case) -> list[list[str]]:
-    """One row an overlap."""
-    whole = refine(case.image, case.probabilities, **case.options())
-    model = potts_model(case.probabilities.shape[-1], case.spatial, 3.0, case.bilateral, 6.0)
+    """One row per overlap; all iterations are done."""
+    whole = refine(
+        case.image, case.probabilities, max_iter=MAX_ITER, tol=0.0, **case.widths()
+    )
+    model = potts_model(
+        case.probabilities.shape[-1], case.spatial, SPATIAL_WEIGHT, case.bilateral,
+        BILATERAL_WEIGHT,
+    )
     table = []
     for sigmas in tqdm(OVERLAPS, desc=case.name):
         overlap = round(sigmas * case.bilateral[0])
         found = refine_blocks(
             case.image, case.probabilities, block=case.block, overlap=overlap, marginals=True,
-            bound=True, **case.options(),
+            bound=True, inference=Inference(max_iter=MAX_ITER, tol=0.0), **case.widths(),
         )
         error = 0.5 * np.abs(found.marginals - whole.marginals).sum(-1)
         seams = found.seams

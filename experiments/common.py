@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import crfield
-from crfield._core import _native
-from crfield._core.threads import usable_cores
+from crfield._core.threads import instruction_set, usable_cores
 from crfield.io.images import read_image, read_labels
 from crfield.refinement import potts_model
 
@@ -101,7 +100,7 @@ def parse_data_folder(parser: argparse.ArgumentParser, *needed: str) -> argparse
 
 
 def names_in(path: Path) -> list[str]:
-    """The names in a list file, one a line."""
+    """The names in a list file, one per line."""
     return path.read_text(encoding="utf-8").split()
 
 
@@ -129,7 +128,7 @@ def provenance() -> dict[str, str]:
         "pydensecrf2": _version("pydensecrf2"),
         "Python": platform.python_version(),
         "NumPy": np.__version__,
-        "CPU": f"{_cpu_model()}, {usable_cores()} cores usable, {_native.isa()} code",
+        "CPU": f"{_cpu_model()}, {usable_cores()} cores usable, {instruction_set()} code",
         "system": f"{platform.system()} {platform.machine()}",
     }
     return {key: value for key, value in facts.items() if value}
@@ -167,7 +166,7 @@ def _command() -> str:
             words[index] = "--data=DIR"
         elif index and words[index - 1] == "--data":
             words[index] = "DIR"
-    return " ".join(["python", f"experiments/{Path(sys.argv[0]).name}", *words])
+    return " ".join(["python", "-m", f"experiments.{Path(sys.argv[0]).stem}", *words])
 
 
 def _commit() -> str:

@@ -7,7 +7,6 @@ border, marked 255 in the true labels, do not count.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run as a script
-
-from experiments.common import markdown_table, provenance, report
-
 import crfield
 from crfield.app.settings import Settings
 from crfield.refinement import potts_model
+from experiments.common import markdown_table, provenance, report
 
 Labels = NDArray[np.uint8]
 Row = tuple[float, float, float, float]
@@ -43,7 +39,7 @@ def main() -> None:
         means = [f"{100 * value:.1f}" for value in np.mean(rows, axis=0)]
         table.append([f"set {number} ({role})", *means])
     report("Scribbles to objects", [
-        f"Mean IoU of the object on {len(names)} photos, in per cent, with the settings that "
+        f"Mean IoU of the object on {len(names)} photos, in percent, with the settings that "
         "`crfield app` starts with.",
         markdown_table(HEADER, table),
     ], facts)

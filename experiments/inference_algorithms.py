@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from crfield import InferenceResult, refine, unary_from_labels
+from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
 from experiments.common import (
     PAPER,
     VOC_LABELS,
@@ -31,12 +30,9 @@ from experiments.common import (
     report,
 )
 
-from crfield import InferenceResult, refine, unary_from_labels
-from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
-
 ITERATIONS = 5
 CONFIDENCE = 0.7
-# Seconds an image in the paper, on one core of a 3.2 GHz Core i7.
+# Seconds per image in the paper, on one core of a 3.2 GHz Core i7.
 PAPER_SECONDS = {"parallel": 0.72, "cccp": 2.49, "concave": 0.69}
 ALGORITHMS = tuple(PAPER_SECONDS)
 PAIRS = tuple(itertools.combinations(ALGORITHMS, 2))
@@ -111,10 +107,10 @@ class Comparison:
         )
 
     def time_table(self) -> str:
-        """Mean seconds an image, and how they compare with "concave"."""
+        """Mean seconds per image, and how they compare with "concave"."""
         means = {name: float(np.mean(self.seconds[name])) for name in ALGORITHMS}
         return markdown_table(
-            ["algorithm", "s an image", "of concave", "paper, s an image", "of concave"],
+            ["algorithm", "s per image", "of concave", "paper, s per image", "of concave"],
             [
                 [name, f"{means[name]:.3f}", f"{means[name] / means['concave']:.2f}",
                  f"{PAPER_SECONDS[name]:.2f}",

@@ -7,7 +7,6 @@ sum over all pairs of pixels (densecrf_examples/exact_labels.npz).
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from crfield import unary_from_labels, unary_from_probabilities
 from experiments.common import (
     HAS_PYDENSECRF,
     PAPER,
@@ -36,8 +34,6 @@ from experiments.common import (
     report,
     run_pydensecrf,
 )
-
-from crfield import unary_from_labels, unary_from_probabilities
 
 TEXTONBOOST = ("2_14_s", "4_11_s")
 VOC = tuple(f"voca{number:03d}" for number in range(6))
@@ -81,7 +77,7 @@ def main() -> None:
         paragraphs += [
             'The same for `filter="exact"`, which sums over all pairs of pixels; `filter_tol` lets '
             "it skip tiles of pairs whose kernel value is below. The reference was computed in "
-            "float32 elsewhere, so a pixel on the fence may fall either way.",
+            "float32 elsewhere, so pixels with nearly equal labels may differ.",
             exact_table(small, exact, arguments.exact_tol),
         ]
     report("Accuracy of the lattice", paragraphs, facts)

@@ -16,9 +16,9 @@ LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 HEIGHT, WIDTH = 16, 8
 # Strokes that end at the frame keep their outer edge.
 _MARGIN = 2
-# Brings gradients to the order of pixels, so that the ridges to choose from fit both.
+# Brings gradients to the order of pixels, so that the penalties to choose from fit both.
 _GRADIENT_SCALE = 5.0
-# Two letters of fold 0 are typically 3.3 apart in gradients. The scale is for the ridge, as above.
+# Two letters of fold 0 are typically 3.3 apart in gradients. The scale is for the penalty, too.
 _N_WAVES, _WAVE_WIDTH, _WAVE_SCALE = 1000, 4.0, 8.0
 
 

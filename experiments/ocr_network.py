@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from experiments.ocr_features import HEIGHT, LETTERS, WIDTH, Words
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from crfield.nn import ChainCRF
+from experiments.ocr_features import HEIGHT, LETTERS, WIDTH, Words
 
 N_CHANNELS, N_HIDDEN, DROPOUT = 16, 128, 0.2
 BATCH_SIZE, STEP_SIZE, DECAY = 32, 3e-3, 1e-3
@@ -78,7 +78,7 @@ class LetterChain:
     chain: ChainCRF | None
 
     def loss(self, images: list[Tensor], classes: list[Tensor]) -> Tensor:
-        """Negative log-likelihood of words, a letter."""
+        """Negative log-likelihood of words, per letter."""
         scores = self.network(shifted(torch.cat(images)))
         if self.chain is None:
             return nn.functional.cross_entropy(scores, torch.cat(classes))
@@ -130,5 +130,5 @@ def train(data: LetterData, *, with_chain: bool, n_epochs: int, seed: int) -> Le
             optimizer.step()
             schedule.step()
             total += loss.item()
-        print(f"  epoch {epoch + 1}: {total / n_batches:.3f} a letter", flush=True)
+        print(f"  epoch {epoch + 1}: {total / n_batches:.3f} per letter", flush=True)
     return model

@@ -9,7 +9,6 @@ what is learned from them holds for new images. The seed changes networks and sh
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -20,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from crfield._core.atomic import atomic_path
+from crfield.datasets import Augmentation, FolderDataset, Silhouettes, read_silhouettes
+from crfield.metrics import confusion_matrix, iou_per_label
+from crfield.patterns.variability import variability
 from experiments.common import REPOSITORY, Float32, markdown_table, names_in, parse_data_folder
 from experiments.pattern_features import (
     FINER,
@@ -37,11 +38,6 @@ from experiments.pattern_features import (
     train_boundary,
     train_unary,
 )
-
-from crfield._core.atomic import atomic_path
-from crfield.datasets import Augmentation, FolderDataset, Silhouettes, read_silhouettes
-from crfield.metrics import confusion_matrix, iou_per_label
-from crfield.patterns.variability import variability
 
 CACHE = REPOSITORY / "experiments" / "cache"
 N_FOLDS = 5
@@ -136,8 +132,8 @@ def load(
     path = cache_path(name, seed, cache, gray, side)
     if not path.is_file():
         raise FileNotFoundError(
-            f"expected {path}, but there is no such file; prepare it with python "
-            f"experiments/pattern_data.py --data DIR --set {name} --seed {seed}"
+            f"expected {path}, but there is no such file; prepare it with "
+            f"python -m experiments.pattern_data --data DIR --set {name} --seed {seed}"
             f"{' --gray' if gray else ''}{'' if side == GRID else f' --side {side}'}"
         )
     with np.load(path, allow_pickle=False) as kept:

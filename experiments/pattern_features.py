@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from experiments.common import Float32
 from numpy.typing import NDArray
 from scipy import fft, ndimage
 from sklearn.linear_model import LogisticRegression
@@ -21,6 +20,7 @@ from sklearn.neural_network import MLPClassifier
 
 from crfield import unary_from_logits
 from crfield.dense.observation import rgb_to_lab
+from experiments.common import Float32
 
 Images = NDArray[np.uint8]
 Masks = NDArray[np.uint8]
@@ -43,7 +43,7 @@ LEAST_PROBABILITY = 3e-4  # of either label, about 8 in the logarithm of the odd
 
 
 def filter_bank(images: Images, side: int = GRID) -> Float32:
-    """107 numbers a pixel, (n, side, side, 107), for images (n, S, S, 3), S a multiple of side.
+    """107 numbers per pixel, (n, side, side, 107), for images (n, S, S, 3), S a multiple of side.
 
     Colors as RGB, Lab, and saturation and hue; at three scales means, blobs and deviations of Lab,
     slopes and curvatures of the lightness in six directions and slopes of the colors in four; how

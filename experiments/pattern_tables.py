@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -20,20 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from experiments.common import RESULTS, markdown_table, parse_data_folder, provenance, report
-from experiments.pattern_data import (
-    CACHE,
-    SOURCES,
-    Part,
-    PatternData,
-    cache_path,
-    load,
-    prepare,
-    save,
-)
 
 from crfield._core.atomic import atomic_path
 from crfield.patterns import (
@@ -45,6 +30,17 @@ from crfield.patterns import (
     learn_patterns,
     mask_scores,
     pretrain,
+)
+from experiments.common import RESULTS, markdown_table, parse_data_folder, provenance, report
+from experiments.pattern_data import (
+    CACHE,
+    SOURCES,
+    Part,
+    PatternData,
+    cache_path,
+    load,
+    prepare,
+    save,
 )
 
 SEEDS = (0, 1, 2)

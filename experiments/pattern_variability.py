@@ -10,21 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from scipy import stats
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from experiments.common import RESULTS, Float32, markdown_table, provenance, report
 
 from crfield.datasets.ellipses import N_LEVELS, ellipse_set, noisy_unaries
 from crfield.patterns import (
@@ -38,8 +32,9 @@ from crfield.patterns import (
 )
 from crfield.patterns.pictures import mask_tiles, pattern_tiles
 from crfield.patterns.variability import variability
-from crfield.show.axes import round_ticks, tick_names
 from crfield.show.pictures import side_by_side, stack
+from crfield.show.svg import round_ticks, tick_names
+from experiments.common import RESULTS, Float32, markdown_table, provenance, report
 
 # Fixed beforehand, on figures of other seeds than those reported.
 N_TRAIN, N_OTHER, N_TEST = 300, 100, 200
@@ -149,7 +144,7 @@ def by_level(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """A row a level: means over the seeds, and the least and the largest gain."""
+    """One row per level: means over the seeds, and the least and the largest gain."""
     rows = []
     for level, group in enumerate(by_level(outcomes), 1):
         scores = [100 * np.mean([each.test[name] for each in group]) for name in METHODS]
@@ -168,7 +163,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def chart(outcomes: Sequence[Outcome], size: tuple[int, int] = (720, 440)) -> Image.Image:
-    """IoU less that of the unary terms over V_K: a dot a seed, a line through the means."""
+    """IoU less that of the unary terms over V_K: one dot per seed, a line through the means."""
     scale = 3  # drawn larger and reduced, which smooths every edge
     small, large = (ImageFont.load_default(size=points * scale) for points in (13, 16))
     width, height = size[0] * scale, size[1] * scale
@@ -222,7 +217,7 @@ def chart(outcomes: Sequence[Outcome], size: tuple[int, int] = (720, 440)) -> Im
 
 
 def examples(outcomes: Sequence[Outcome], n_shown: int = 4) -> Image.Image:
-    """A row a level: figures as they are, as they are seen and as each method finds them, and
+    """One row per level: figures as they are, as they are seen and as each method finds them, and
     patterns.
     """
     rows = []

@@ -10,7 +10,6 @@ the IoU loss, at half size, and rounded to two digits before they are reported.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+import crfield
+from crfield import Bilateral, DenseCRF, Potts, Spatial
+from crfield.datasets import FolderDataset, Shrunk
+from crfield.learning import Inference, learn
+from crfield.learning.objective import Example
+from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
+from crfield.refinement import potts_model
 from experiments.common import (
     REPOSITORY,
     markdown_table,
@@ -33,16 +37,8 @@ from experiments.common import (
 )
 from experiments.msrc21_learning import DESCRIPTION as MSRC
 
-import crfield
-from crfield import Bilateral, DenseCRF, Potts, Spatial
-from crfield.datasets import FolderDataset, Shrunk
-from crfield.learning import Inference, learn
-from crfield.learning.objective import Example
-from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
-from crfield.refinement import potts_model
-
 N_LABELS, SHRINK = 21, 2
-INFERENCE = Inference(algorithm="concave", n_iter=10)  # as many as `refine` takes at most
+INFERENCE = Inference(algorithm="concave", max_iter=10)  # as many as `refine` takes at most
 CONFIDENCES = (0.7, 0.9)
 SHOWN = 8
 CACHE = REPOSITORY / "experiments" / "cache" / "refine_defaults"
@@ -101,8 +97,8 @@ def learned(
     CACHE.mkdir(parents=True, exist_ok=True)
     found = learn(
         start.rescaled(1 / SHRINK), [shrunk[i] for i in range(len(shrunk))],
-        groups=("compat", "kernel"), inference=INFERENCE, optimizer="lbfgs", max_iter=10,
-        n_jobs=jobs, journal=CACHE / f"{name}.journal", resume=True,
+        learn=("compatibility", "kernel"), inference=INFERENCE, optimizer="lbfgs", max_iter=10,
+        n_jobs=jobs, checkpoint=CACHE / f"{name}.checkpoint",
     )
     best = found.report.mean_ious[found.report.best_iteration]
     constants = rounded(found.model.rescaled(SHRINK), confidence)

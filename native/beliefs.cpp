@@ -1,4 +1,4 @@
-// What messages tell: beliefs, Bethe's log Z, joint states.
+// What follows from the messages: beliefs, Bethe's log Z, joint states.
 #include <algorithm>
 #include <cmath>
 
@@ -77,7 +77,7 @@ double Propagation::log_partition() const {
   return -(of_variables + of_factors);
 }
 
-// Of ranges that do not depend on the number of threads, and so always the same sum.
+// Summed over ranges that do not depend on the number of threads, so the result does not either.
 double Propagation::sum_blocks(
     std::size_t n, const std::function<double(std::size_t, std::size_t)>& sum) const {
   constexpr std::size_t length = 1024;

@@ -1,4 +1,4 @@
-// The Python face of the core: checks shapes, releases the GIL, allocates nothing.
+// Python bindings of the core: checks shapes, releases the GIL, allocates nothing.
 #include <cstdlib>  // defines __GLIBC__
 
 #ifdef __GLIBC__

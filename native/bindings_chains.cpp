@@ -1,4 +1,4 @@
-// The Python face of inference on chains.
+// Python bindings of inference on chains.
 #include <nanobind/stl/optional.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The Python face of distance transforms.
+// Python bindings of distance transforms.
 #include <cstdint>
 
 #include "bindings_common.hpp"

@@ -1,4 +1,4 @@
-// The Python face of factor graphs and belief propagation.
+// Python bindings of factor graphs and belief propagation.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>

@@ -1,4 +1,4 @@
-// The Python face of Gibbs sampling.
+// Python bindings of Gibbs sampling.
 #include <cstdint>
 
 #include "bindings_common.hpp"

@@ -1,4 +1,4 @@
-// The Python face of graph cuts.
+// Python bindings of graph cuts.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>

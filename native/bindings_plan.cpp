@@ -1,4 +1,4 @@
-// The Python face of plans.
+// Python bindings of plans.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>

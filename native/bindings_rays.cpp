@@ -1,4 +1,4 @@
-// The Python face of rays through voxels.
+// Python bindings of rays through voxels.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 

@@ -22,9 +22,9 @@ constexpr std::size_t block_alignment(std::size_t bytes) {
   return bytes >= huge_page ? huge_page : cache_line;
 }
 
-// Large blocks that were given back, for the next image: the system would have to clear their pages
-// again. A few are kept for ever, more until `patience` others have come back since. Whoever cannot have
-// the lock at once, such as a child of fork whose parent held it, does without.
+// Large blocks that were given back, kept for the next image: the system would have to clear the pages
+// of new ones. A few are kept forever, others until `patience` more have come back. A caller that cannot
+// take the lock at once, such as a forked child whose parent held it, goes without.
 class IdleBlocks {
  public:
   struct Block {
@@ -109,7 +109,7 @@ template <class T> AlignedArray<T> new_aligned(std::size_t size) {
   if (!block.memory) {
     block = {::operator new(bytes, std::align_val_t{unit}), bytes};
 #ifdef MADV_HUGEPAGE
-    if (large) madvise(block.memory, bytes, MADV_HUGEPAGE);  // a wish, not a condition
+    if (large) madvise(block.memory, bytes, MADV_HUGEPAGE);  // a hint, which may fail
 #endif
   }
   return AlignedArray<T>(static_cast<T*>(block.memory), FreeAligned{block.bytes});

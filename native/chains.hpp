@@ -16,7 +16,7 @@ template <class T> struct Chains {
   const std::int64_t* offsets;  // (n_chains + 1,)
   int n_states;
   const T* costs;               // (n_nodes, n_states)
-  const T* transitions;         // (n_states, n_states), or with `per_edge` one such table an edge
+  const T* transitions;         // (n_states, n_states), or with `per_edge` one such table per edge
   bool per_edge;
 
   std::size_t first_node(std::size_t chain) const { return static_cast<std::size_t>(offsets[chain]); }

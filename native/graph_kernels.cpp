@@ -251,7 +251,7 @@ T send_row(const GridPass<T>& pass, std::size_t row, T* scratch) {
   for (std::size_t column = 0; column < pass.columns; column += width) {
     const auto here = static_cast<std::ptrdiff_t>(column);
     const std::ptrdiff_t pixel = static_cast<std::ptrdiff_t>(row) * stride + here;
-    // More streams than the processor follows by itself: the next row, once a line of the cache.
+    // More streams than the processor prefetches by itself: fetch the next row, once per cache line.
     if (here * sizeof(T) % 64 == 0) {
       for (int l = 0; l < n; ++l) {
         const std::ptrdiff_t next = l * plane + pixel + stride;

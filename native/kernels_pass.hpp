@@ -9,8 +9,8 @@ template <class V, int Fixed, class Body> inline void for_groups(int n_columns, 
   else for_column_groups<V>(n_columns, body);
 }
 
-// The terms of a pass: any, or as many as there are numbers of corners here, which lets loops over
-// corners unroll; the latter also have scales and one factor for all labels.
+// The terms of a pass: any, or one per number of corners given here, which lets loops over corners
+// unroll; the latter also have scales and one factor for all labels.
 template <class T, int... Corners> struct Terms {
   static constexpr bool known = true;
   PassTerm<T> term[sizeof...(Corners)];
@@ -89,8 +89,8 @@ template <class V, int K, int Fixed, class T>
 
 // One pass over a run of points, a block of them at a time: each step of the update waits for the one
 // before it, and the other points of the block fill the gaps. `Plain` leaves out everything about
-// self-pairs. With `Fixed` vectors a row known at compile time a point's numbers stay in registers
-// within a step; between steps they lie in scratch rows.
+// self-pairs. With the number of vectors per row `Fixed` at compile time, a point's numbers stay in
+// registers within a step; between steps they lie in scratch rows.
 template <class V, int Fixed, class Known, bool Plain> class Pass {
  public:
   using T = typename Traits<V>::element;

@@ -13,7 +13,7 @@ template <class V, class Fold>
   for (int p = count; p < pass_block; ++p) out[p / width][p % width] = missing;
 }
 
-// alpha_il of a block's points: one number a point if `Uniform`, rows of n numbers otherwise.
+// alpha_il of a block's points: one number per point if `Uniform`, rows of n numbers otherwise.
 template <class V, bool Uniform> struct Strengths {
   using T = typename Traits<V>::element;
   struct Row {

@@ -53,7 +53,7 @@ template <class T> void Lattice<T>::simplex_gram(std::size_t i, T* gram) const {
   const auto can_walk = [&](std::int32_t start, std::uint32_t axes, bool forward) {
     return walk(start, axes, forward) != 0;
   };
-  T gain[max_lattice_dim + 2];  // of so many steps: 1/4 a step, 1/2 an axis not moved along
+  T gain[max_lattice_dim + 2];  // for each number of steps: 1/4 per step, 1/2 per axis not moved along
   for (int steps = 0; steps <= corners; ++steps)
     gain[steps] = T(1.0 / static_cast<double>(1ull << (corners + steps)));
   std::fill_n(gram, corners * corners, T(0));

@@ -1,4 +1,4 @@
-// What the two halves of belief propagation share.
+// Scratch memory that passing messages and reading beliefs share.
 #pragma once
 
 #include "factor_graph.hpp"

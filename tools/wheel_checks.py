@@ -51,7 +51,7 @@ def check_contents(wheel: Path, sdist: Path) -> None:
     prefix = f"{sdist.name.removesuffix('.tar.gz')}/src/"
     wanted = {name.removeprefix(prefix) for name in _members(sdist) if name.startswith(prefix)}
     found = {name for name in _members(wheel) if ".dist-info/" not in name}
-    compiled = {name for name in found - wanted if name.startswith("crfield/_native.")}
+    compiled = {name for name in found - wanted if name.startswith("crfield/_core/_native.")}
     missing, stray = sorted(wanted - found), sorted(found - wanted - compiled)
     if missing or stray or len(compiled) != 1:
         sys.exit(f"{wheel.name}: missing {missing}, not in the sdist {stray}, compiled {compiled}")

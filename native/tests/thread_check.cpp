@@ -163,7 +163,7 @@ void check_fork(const Problem& problem, const Answer& expected) {
 }  // namespace
 
 int main() {
-  alarm(300);  // a deadlock ends the program instead of the patience of whoever waits
+  alarm(300);  // a deadlock ends the program
   at_once(6, [](int k) {
     for (int round = 0; round < 200; ++round) check_parts(1 + (k + round) % 9);
   });

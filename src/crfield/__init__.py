@@ -1,7 +1,7 @@
 """Conditional random fields on images, volumes and points: infer labels, learn every parameter."""
 
 from crfield._core.validate import InputError
-from crfield.blocks.blocks import BlockResult, refine_blocks
+from crfield.blocks.refinement import BlockResult, refine_blocks
 from crfield.dense.compatibility import Diagonal, Potts, Symmetric
 from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, FeatureKernel, Spatial

@@ -81,9 +81,9 @@ def trimap_confusion(
 ) -> Counts:
     """The confusion matrix of the pixels near a border between two labels of the truth.
 
-    A pixel is on a border if one of its neighbors along an axis has another label, where
-    neither is void. Those less than `width` away from a pixel on a border count, by the Euclidean
-    distance between their centers: `width=1` takes the pixels on borders alone.
+    A pixel is on a border if one of its neighbors along an axis has another label and neither is
+    void. Pixels less than `width` away from a pixel on a border count, by the Euclidean distance
+    between their centers: `width=1` takes only the pixels on borders.
 
     Parameters
     ----------
@@ -147,11 +147,10 @@ def paired_bootstrap(
     n_resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """How much better a scores than b on a set of images, and the 95 % interval of that.
+    """How much better a scores than b on a set of images, with a 95 % bootstrap interval.
 
     The difference is statistic(sum of a) - statistic(sum of b). The interval runs from its 2.5th
-    to its 97.5th percentile over sets of as many images drawn with replacement, the same for a
-    and b.
+    to its 97.5th percentile over sets of N images drawn with replacement, the same for a and b.
 
     Parameters
     ----------
@@ -250,9 +249,9 @@ def _on_border(
 
 
 def _squared_distances(places: NDArray[np.bool_], reach: float) -> NDArray[np.float64]:
-    """Squared Euclidean distance to the nearest of `places`, right where it is below reach²."""
+    """Squared Euclidean distance to the nearest of `places`, exact where it is below reach²."""
     squared = np.where(places, 0.0, np.inf)
-    # The squares of the steps along the axes add up, so that one axis after the other will do.
+    # Squared distances along the axes add up, so the axes can be handled one after the other.
     for axis in range(places.ndim):
         before = np.moveaxis(squared.copy(), axis, 0)
         along = np.moveaxis(squared, axis, 0)
@@ -272,7 +271,7 @@ def _as_confusions(confusions: ArrayLike, name: str) -> NDArray[np.float64]:
         ) from None
     if stack.ndim != 3 or len(set(stack.shape[1:])) != 1 or stack.size == 0:
         raise InputError(
-            f"{name} must hold one square matrix an image, (N, L, L), got shape {stack.shape}; "
+            f"{name} must hold one square matrix per image, (N, L, L), got shape {stack.shape}; "
             "build them with confusion_matrix and do not sum them."
         )
     _check_counts(stack, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,16 +15,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crfield
-from crfield import Bilateral, DenseCRF, InferenceStatus, Pairwise, Potts, Spatial, refine
-from crfield import refine_blocks as refine_in_blocks
-from crfield.blocks.blocks import outside_share
+from crfield import (
+    Bilateral,
+    BlockResult,
+    DenseCRF,
+    Inference,
+    InferenceStatus,
+    InputError,
+    Pairwise,
+    Potts,
+    Spatial,
+    refine,
+    refine_blocks,
+)
 from crfield.blocks.parts import cut
-from crfield.blocks.seams import tails
+from crfield.blocks.seams import outside_share, tails
 from crfield.cli import main
 from refusal import refusal
 
 RNG = np.random.default_rng(0)
 OPTIONS: dict[str, Any] = {"spatial": 1.5, "bilateral": (3, 20), "tol": 0, "max_iter": 6}
+
+
+def refine_in_blocks(image: Any, segmentation: Any, **options: Any) -> BlockResult:
+    """`refine_blocks`, how to infer given as `refine` takes it."""
+    names = [each.name for each in dataclasses.fields(Inference)]
+    how = {name: options.pop(name) for name in names if name in options}
+    return refine_blocks(image, segmentation, inference=Inference(**how), **options)
 
 
 def problem(filter: str = "auto") -> tuple[Any, Any, Any]:
@@ -127,7 +145,7 @@ def test_no_pixel_exceeds_its_bound(seed: int, overlap: int, weight: float) -> N
         window = Window(tuple(s.start for s in block.window), (4, 24))
         seen = observe(part[1].shape[:-1], part[0], window=window)
         limit = SeamBound(
-            model, seen, block, dtype=np.dtype(np.float64), filter="exact", threads=1
+            model, seen, block, np.dtype(np.float64), Inference(filter="exact", threads=1)
         )
         found = model.infer(*part, window=window, callback=limit.follow, **how).marginals
         assert (distance(found, whole[block.window]) <= limit.on_grid() + 1e-12).all()
@@ -299,7 +317,7 @@ def test_files_appear_when_they_are_complete(tmp_path: Path) -> None:
         assert not soft.exists()
 
     found = refine_in_blocks(
-        image, labels, block=30, overlap=4, out=out, marginals=soft, progress=watch
+        image, labels, block=30, overlap=4, out=out, marginals=soft, callback=watch
     )
     assert seen == [(k, 6) for k in range(1, 7)]
     assert sorted(tmp_path.iterdir()) == [out, soft]
@@ -308,11 +326,11 @@ def test_files_appear_when_they_are_complete(tmp_path: Path) -> None:
     assert not found.labels.flags.writeable
 
 
-def test_progress_stops_and_leaves_no_file(tmp_path: Path) -> None:
+def test_the_callback_stops_and_leaves_no_file(tmp_path: Path) -> None:
     image, labels, _ = problem()
     for out in (tmp_path / "labels.npy", None):
         found = refine_in_blocks(
-            image, labels, block=30, overlap=4, out=out, progress=lambda done, _: done == 2
+            image, labels, block=30, overlap=4, out=out, callback=lambda done, _: done == 2
         )
         assert found.status is InferenceStatus.CALLBACK
         assert found.n_blocks == 2
@@ -324,7 +342,7 @@ def test_progress_stops_and_leaves_no_file(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        refine_in_blocks(image, labels, block=30, out=tmp_path / "labels.npy", progress=fail)
+        refine_in_blocks(image, labels, block=30, out=tmp_path / "labels.npy", callback=fail)
     assert not list(tmp_path.iterdir())
 
 
@@ -334,7 +352,7 @@ def test_a_killed_run_leaves_nothing_under_the_final_name(tmp_path: Path) -> Non
         "labels = np.arange(2500).reshape(50, 50) % 2\n"
         "stop = lambda done, total: os._exit(9) if done == 2 else None\n"
         "crfield.refine_blocks(None, labels, bilateral=None, block=20, out='out.npy', "
-        "progress=stop)\n"
+        "callback=stop)\n"
     )
     (tmp_path / "out.npy").write_bytes(b"what was there before")
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False)
@@ -367,7 +385,9 @@ def test_wrong_arguments_get_one_sentence(tmp_path: Path) -> None:
     assert refused(spacing=0, overlap=4).startswith("spacing")  # before any block is begun
     assert "n_labels" in refused(n_labels=2**40)
     assert "GiB" in refused(n_labels=2**31 - 1)
-    assert "callable" in refused(progress=3)
+    assert "callable" in refused(callback=3)
+    with pytest.raises(InputError, match="inference must be an Inference"):
+        refine_blocks(image, labels, inference={"max_iter": 3})
     assert "one size" in refused(image[:-1], labels)
     assert "channels_first" in refused(image, np.moveaxis(soft, -1, 0))
     assert "color picture" in refused(image, image)
@@ -453,7 +473,7 @@ class TestCommand:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.files(tmp_path)
-        for module in ("crfield.cli.blocks", "crfield.cli.options"):
+        for module in ("crfield.cli.refine_blocks", "crfield.cli.refine_options"):
             monkeypatch.setattr(f"{module}.DEFAULT_MAX_PIXELS", 10)
         files = (tmp_path / "image.npy", "--labels", tmp_path / "labels.npy", "--block", 30)
         assert self.run(*files, "--overlap", 4, "-o", tmp_path / "o.npy") == 0

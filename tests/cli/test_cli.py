@@ -82,7 +82,7 @@ class TestOneImage:
             "refine", "photo.bmp", "--labels", "photo.png", "-o", "out.npy", "--marginals",
             "--spatial", "2", "--spatial-weight", "1.5", "--bilateral", "20", "30",
             "--bilateral-weight", "4", "--confidence", "0.6", "--unknown", "2",
-            "--algorithm", "cccp", "--filter", "lattice", "--iterations", "3", "--tol", "1e-9",
+            "--algorithm", "cccp", "--filter", "lattice", "--max-iter", "3", "--tol", "1e-9",
             "--threads", "1",
         ]) == 0
         expected = crfield.refine(
@@ -126,7 +126,7 @@ class TestOneImage:
 
     def test_json_is_the_whole_of_stdout(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([
-            "refine", "photo.bmp", "--labels", "photo.png", "--json", "-v", "--iterations", "4",
+            "refine", "photo.bmp", "--labels", "photo.png", "--json", "-v", "--max-iter", "4",
             "--tol", "0",
         ]) == 0
         captured = capsys.readouterr()
@@ -144,9 +144,9 @@ class TestOneImage:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            (["--iterations", "3", "--tol", "0"], ": 3 iterations (the limit; raise "),
-            (["--iterations", "1", "--tol", "0"], ": 1 iteration (the limit; raise "),
-            (["--iterations", "90", "--tol", "0.5"], " iterations, converged, "),
+            (["--max-iter", "3", "--tol", "0"], ": 3 iterations (the limit; raise "),
+            (["--max-iter", "1", "--tol", "0"], ": 1 iteration (the limit; raise "),
+            (["--max-iter", "90", "--tol", "0.5"], " iterations, converged, "),
         ],
     )
     def test_the_line_says_why_it_stopped(
@@ -284,7 +284,10 @@ class TestRefusals:
             (["photo.bmp", "--labels", "photo.png", "--layout", "channels_first"], "--layout"),
             (["photo.bmp", "--probs", "probs.npy", "--confidence", "0.5"], "--confidence"),
             (["photo.bmp", "--labels", "photo.png", "--model", "none.safetensors"], "none"),
-            (["photo.bmp", "--labels", "photo.png", "--iterations", "-1"], "-1"),
+            (["photo.bmp", "--labels", "photo.png", "--max-iter", "-1"], "--max-iter must"),
+            (["photo.bmp", "--labels", "photo.png", "--confidence", "3"], "--confidence must"),
+            (["photo.bmp", "--labels", "probs.npy"], "pass it with --probs."),
+            (["photo.bmp", "--probs", "photo.png"], "--labels"),
             (["photo.bmp", "--labels", "photo.png", "--spatial-weight", "nan"], "finite"),
         ],
     )

@@ -49,6 +49,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(folder, printed.getvalue())
 
 
+@pytest.mark.slow
 def test_demo_writes_what_it_says(demo: Demo) -> None:
     scores = demo.scores()
     names = {path.name for path in demo.folder.glob("*.png")}
@@ -61,6 +62,7 @@ def test_demo_writes_what_it_says(demo: Demo) -> None:
             assert {f"{sample}-{given}{end}.png" for end in ("", "-entropy", "-energy")} <= names
 
 
+@pytest.mark.slow
 def test_learning_helps_where_it_did_not_learn(demo: Demo) -> None:
     held_out = {name: row for name, row in demo.scores().items() if len(row) == 4}
     assert set(held_out) == {f"{demo_learning.N_HELD_OUT} other scenes", *datasets.sample_names()}

@@ -126,6 +126,7 @@ def test_arguments_are_checked_by_the_bindings():
         lattice.apply(np.zeros((4, 2)), None, None, x.copy(), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_every_build_of_the_hot_loops_agrees(isa, tmp_path):
     """Each instruction set gives the default's numbers; one that is missing here falls back."""

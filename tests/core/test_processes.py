@@ -153,6 +153,7 @@ def test_forks_of_forks():
     os.close(receiver)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_of_other_kinds(method):
     if method not in multiprocessing.get_all_start_methods():
@@ -167,6 +168,7 @@ def test_a_pool_of_processes():
     assert all(map(equal, found, map(everything, range(2))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["loky", "threading", "multiprocessing"])
 def test_joblib(backend):
     joblib = pytest.importorskip("joblib")

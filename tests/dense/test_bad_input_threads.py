@@ -28,6 +28,7 @@ def equal(one, other):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lattice", "exact"])
 @pytest.mark.parametrize("algorithm", ["concave", "cccp"])
 def test_several_python_threads_get_what_each_gets_alone(algorithm, method):
@@ -55,6 +56,7 @@ def test_threads_that_use_one_model_with_callbacks_that_raise():
     assert all(equal(results[k], infer(UNARIES[k])) for k in (0, 2, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize("method", ["lattice", "exact"])
 @pytest.mark.parametrize("algorithm", ["concave", "cccp"])

@@ -37,6 +37,7 @@ def random_features(seed, n, dim):
     return rng.normal(size=(n, dim)) * rng.uniform(0.1, 1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("dim", range(1, 10))
 @pytest.mark.parametrize(("method", "shape"), OPERATORS)
@@ -130,6 +131,7 @@ def test_sizes_around_tiles_and_threads(n, threads):
     assert np.array_equal(many, LatticeFilter(features, threads=threads).apply(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_skipping_far_tiles_stays_within_its_bound(shape):
     rng = np.random.default_rng(0)
@@ -145,6 +147,7 @@ def test_skipping_far_tiles_stays_within_its_bound(shape):
     assert ExactFilter(features, shape=shape, normalization="none").active_fraction == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [1, 2, 3, 5])
 def test_unnormalized_lattice_keeps_the_mass_of_the_gaussian(dim):
     """Summed over a dense cloud of points, both kernels weigh the same."""
@@ -157,6 +160,7 @@ def test_unnormalized_lattice_keeps_the_mass_of_the_gaussian(dim):
     assert lattice == pytest.approx(exact, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [1e-10, 1e-6, 1.0, 1e10])
 @pytest.mark.parametrize("dim", [1, 5, 9, 16])
 def test_lattice_keys_never_collide(sigma, dim):

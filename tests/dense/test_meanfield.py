@@ -80,6 +80,7 @@ def rise(result, n, n_labels):
     return float((np.diff(f) / (np.abs(f[:-1]) + n * np.log(max(n_labels, 2)))).max(initial=0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["concave", "cccp"])
 @pytest.mark.parametrize("method", ["lattice", "exact"])
 def test_free_energy_never_rises(algorithm, method):
@@ -136,6 +137,7 @@ def small_problem(seed, n=7, n_labels=3):
     return crf, {"f": f, "g": g}, rng.normal(size=(n, n_labels)), pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel", "sequential"])
 @pytest.mark.parametrize("seed", range(3))
 def test_free_energy_is_the_objective(algorithm, seed):

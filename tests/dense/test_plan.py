@@ -15,12 +15,11 @@ from crfield._core import _native
 from crfield.dense import model as dense
 from crfield.dense.filters import ExactFilter, GridFilter, LatticeFilter, make_filter
 from crfield.dense.gradient import backpropagate
-from crfield.dense.inference import Inference as HowToInfer
-from crfield.dense.losses import LogLikelihood
 from crfield.dense.observation import observe
 from crfield.dense.pairwise import build_terms
 from crfield.dense.problem import FusedProblem, NativeProblem, make_problem
 from crfield.learning import Inference
+from crfield.learning.losses import LogLikelihood
 from crfield.learning.objective import unroll
 
 RNG = np.random.default_rng(0)
@@ -63,6 +62,7 @@ def random_compatibility(kind, n_labels, rng):
     return Symmetric(-(root @ root.T) / n_labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel"])
 @given(
@@ -111,7 +111,7 @@ def test_what_a_plan_covers():
 
     def covered(algorithm, *terms, filter="auto"):
         crf = DenseCRF(3, terms)
-        settings = HowToInfer(filter=filter, threads=1)
+        settings = Inference(filter=filter, threads=1)
         built = build_terms(crf.terms, observation, np.dtype(np.float32), settings)
         return FusedProblem.covers(built, algorithm, 3)
 
@@ -316,9 +316,9 @@ def test_fused_and_readable_gradients_agree(
     ])
     loss = LogLikelihood()
     totals = loss.weight_totals(truth.reshape(-1), n_labels)
-    inference = Inference(n_iter=n_iter)
-    fused = unroll(crf, example, inference, threads, keep_states=True)
-    readable = unroll(crf, example, inference, threads, keep_states=True, fused=False)
+    inference = Inference("concave", max_iter=n_iter, threads=threads)
+    fused = unroll(crf, example, inference, keep_states=True)
+    readable = unroll(crf, example, inference, keep_states=True, fused=False)
     assert isinstance(fused.problem, FusedProblem)
     assert isinstance(readable.problem, NativeProblem)
     flat = truth.reshape(-1)
@@ -329,7 +329,8 @@ def test_fused_and_readable_gradients_agree(
         )
         for run in (fused, readable)
     )
-    tolerance = 1e-5 if dtype == np.float32 else 1e-12
+    # Two orders of float32 sums; without normalization errors grow from iteration to iteration.
+    tolerance = 2e-5 if dtype == np.float32 else 1e-12
     assert np.abs(ours.unary - theirs.unary).max() <= tolerance * np.abs(theirs.unary).max()
     for a, b in zip(ours.compatibility, theirs.compatibility, strict=True):
         assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
@@ -389,6 +390,6 @@ def test_many_states_can_be_kept():
     )
     example.truth = np.zeros((50, 48), int)
     crf = DenseCRF(2, [Pairwise(Spatial(6), Potts(1))])
-    run = unroll(crf, example, Inference(n_iter=1030), 1, keep_states=True)
+    run = unroll(crf, example, Inference("concave", max_iter=1030, threads=1), keep_states=True)
     assert isinstance(run.problem, FusedProblem)
     assert len(run.trace) == 1031

@@ -68,6 +68,7 @@ def test_offsets_are_half_of_the_neighborhood():
     assert all(offset > (0, 0, 0) for offset in every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ndim", "neighbors"), KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_grids_have_the_energy_that_scipy_finds(ndim, neighbors, dtype):
@@ -161,6 +162,7 @@ def test_capacities_of_any_size_side_by_side(dtype):
             assert energy == pytest.approx(mine, rel=1e-12, abs=1e-12 * size)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_small_whole_numbers_by_enumeration(data):
@@ -297,6 +299,7 @@ def random_graph(rng, n_nodes, n_edges):
     return ends[ends[:, 0] != ends[:, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.int32, np.float64])
 def test_flows_through_random_graphs_are_scipys(dtype):
     rng = np.random.default_rng(10)

@@ -117,8 +117,8 @@ BAD_MODELS = [
     ({"init": 4}, "from 0 to 3"),
     ({"init": -1}, "from 0 to 3"),
     ({"init": 0.5}, "whole numbers"),
-    ({"max_cycles": 0}, "max_cycles"),
-    ({"max_cycles": 2.0}, "max_cycles"),
+    ({"max_iter": 0}, "max_iter"),
+    ({"max_iter": 2.0}, "max_iter"),
 ]
 
 

@@ -54,13 +54,13 @@ def test_energies_never_rise_and_are_those_of_the_labels(move):
         assert np.array_equal(init, kept)
         assert found.converged
         assert found.labels.dtype == np.int32
-        assert len(found.energies) == found.n_cycles + 1
+        assert len(found.energies) == found.n_iter + 1
         assert (np.diff(found.energies) <= 0).all()
         for labels, energy in ((init, found.energies[0]), (found.labels, found.energy)):
             assert energy == pytest.approx(label_energy(labels, unary, ends, weights, mu), abs=1e-9)
         again = MOVES[move](unary, ends, weights, mu, init=found.labels)
         assert np.array_equal(again.labels, found.labels)
-        assert (again.n_cycles, again.energy) == (1, pytest.approx(found.energy, abs=1e-9))
+        assert (again.n_iter, again.energy) == (1, pytest.approx(found.energy, abs=1e-9))
 
 
 @pytest.mark.parametrize("move", MOVES)
@@ -142,7 +142,7 @@ def test_grids_are_graphs(move, ndim, neighbors):
         single = GRID_MOVES[move](unary.astype(np.float32), weights.astype(np.float32), mu)
         assert single.energy == on_grid.energy
         warm = GRID_MOVES[move](unary, weights, mu, init=on_grid.labels)
-        assert (warm.n_cycles, warm.converged) == (1, True)
+        assert (warm.n_iter, warm.converged) == (1, True)
         weights[:, -1] = np.where(rng.random(weights[:, -1].shape) < 0.5, np.nan, -1)
         if ndim == 2:  # only the offset along the row is on the grid in the last row
             weights[0, -1] = 1
@@ -154,15 +154,15 @@ def test_cycles_can_be_cut_short_and_started_anew():
     unary = rng.uniform(0, 1, (30, 30, 8))
     weights = 0.2 * contrast_weights(rng.uniform(0, 1, (30, 30, 3)), 8)
     whole = alpha_expansion_grid(unary, weights)
-    assert whole.n_cycles > 2
+    assert whole.n_iter > 2
     labels, energies = None, []
-    for _ in range(whole.n_cycles):
-        part = alpha_expansion_grid(unary, weights, init=labels, max_cycles=1)
+    for _ in range(whole.n_iter):
+        part = alpha_expansion_grid(unary, weights, init=labels, max_iter=1)
         labels = part.labels
         energies.append(part.energy)
     assert energies == pytest.approx(whole.energies[1:].tolist())
     assert np.array_equal(labels, whole.labels)
-    assert not alpha_expansion_grid(unary, weights, max_cycles=1).converged
+    assert not alpha_expansion_grid(unary, weights, max_iter=1).converged
 
 
 def test_swaps_do_without_the_triangle_inequality():

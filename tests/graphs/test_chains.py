@@ -36,6 +36,7 @@ def joined(tables, per_edge):
     return tables if per_edge else tables[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_edge", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 20.0, 400.0, 1e6])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
@@ -59,6 +60,7 @@ def test_marginals_and_partition_functions_equal_enumeration(per_edge, scale, te
         np.testing.assert_allclose(found.energies, [e.energies.min() for e in every], rtol=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
 def test_whole_numbers_are_minimized_exactly_with_ties_to_the_lower_label(seed, per_edge):
@@ -218,6 +220,7 @@ def test_narrow_and_wide_numbers():
     assert best_chains(costs.astype(np.longdouble), table.astype(np.longdouble)).labels == [1]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_nodes():
     rng = np.random.default_rng(8)
     costs, table = 4 * rng.standard_normal((100_000, 3)), rng.standard_normal((3, 3))

@@ -142,6 +142,7 @@ def test_the_core_checks_for_itself():
         _native.best_chains(costs, np.array([0, 4]), table, False, labels[:3], energies, 1)
 
 
+@pytest.mark.slow
 def test_instruction_sets_that_are_not_there_mean_the_widest_one():
     plain = {key: value for key, value in os.environ.items() if key != "CRFIELD_ISA"}
     path = os.pathsep.join(filter(None, [

@@ -34,6 +34,7 @@ def problems(draw, costs, weights, offsets):
     return np.array(values).reshape(shape), *numbers
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(problems(EXACT_COSTS, EXACT_WEIGHTS, EXACT_OFFSETS))
 def test_exact_numbers_give_the_same_bits_and_the_first_minimum(problem):
@@ -44,6 +45,7 @@ def test_exact_numbers_give_the_same_bits_and_the_first_minimum(problem):
     np.testing.assert_array_equal(argmins.ravel(), table.argmin(1))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(problems(ANY_COSTS, ANY_WEIGHTS, st.floats(-20, 20)))
 def test_any_numbers(problem):

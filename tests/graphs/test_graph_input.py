@@ -13,12 +13,12 @@ from crfield.graphs import (
     DistanceFactors,
     FactorGraph,
     FeatureGraph,
+    FeatureTerm,
     GridFactors,
     PatternFactors,
     PottsFactors,
     RayFactors,
     TableFactors,
-    Term,
     infer_graph,
     k_best_graph,
     log_linear_loss,
@@ -29,7 +29,7 @@ from crfield.graphs import (
 FREE = np.zeros((3, 2))
 LOOP = FactorGraph(FREE, [PottsFactors([[0, 1], [1, 2], [0, 2]], 1.0)])
 EMPTY = np.zeros((0, 2), int)
-DATA = FeatureGraph(np.array([2]), (Term([[0]]),))
+DATA = FeatureGraph(np.array([2]), (FeatureTerm([[0]]),))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ DATA = FeatureGraph(np.array([2]), (Term([[0]]),))
         (lambda: RayFactors([0, 2], [0, 0], [1.0, 1.0]), "once, got ray 0 twice"),
         (lambda: RayFactors([0, 1], [0], [-1.0]), "scores must not be negative"),
         (lambda: table_factors([((0, 1), np.zeros(2))]), "an axis for each of its variables"),
-        (lambda: Term([[0]], np.zeros((2, 1))), r"features must have shape \(1, D\)"),
+        (lambda: FeatureTerm([[0]], np.zeros((2, 1))), r"features must have shape \(1, D\)"),
     ],
 )
 def test_wrong_models_are_refused(build: Callable[[], Any], message: str) -> None:
@@ -125,7 +125,7 @@ def test_wrong_questions_are_refused(run: Callable[[], Any], message: str) -> No
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: FeatureGraph(np.array([2, 2]), (1,)), "terms must be a list of Term"),
+        (lambda: FeatureGraph(np.array([2, 2]), (1,)), "terms must be a list of FeatureTerm"),
         (lambda: FeatureGraph(np.zeros(0, int), ()), "at least one variable"),
         (lambda: log_linear_loss(None, (), []), "data must be a FeatureGraph"),
         (lambda: log_linear_loss(DATA, None, [0]), "weights must be 1 arrays"),

@@ -64,6 +64,7 @@ def test_messages_are_those_of_enumeration(max_product, seed, n):
     close(found, reference.normalized(expected, max_product))
 
 
+@pytest.mark.slow
 @PRODUCTS
 def test_messages_of_twelve_voxels(max_product):
     rng = np.random.default_rng(3)

@@ -33,6 +33,7 @@ def walk(start, way, grid=GRID):
     return np.column_stack(np.unravel_index(found.voxels, grid.shape)), found.entries, found.exits
 
 
+@pytest.mark.slow
 def test_random_rays_meet_the_voxels_that_small_steps_meet():
     rng = np.random.default_rng(0)
     n = 3000

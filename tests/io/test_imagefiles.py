@@ -18,19 +18,19 @@ from PIL import Image
 
 from crfield._core.atomic import atomic_path
 from crfield._core.validate import InputError
-from crfield.blocks.parts import Parts
+from crfield.blocks.parts import Source
+from crfield.io.arrays import write_array
 from crfield.io.images import (
     file_stem,
     file_suffix,
     open_array,
+    pillow_unlimited,
     read_image,
     read_labels,
     read_probabilities,
-    write_array,
     write_labels,
     write_picture,
 )
-from crfield.io.pillow import pillow_unlimited
 
 RNG = np.random.default_rng(0)
 PALETTE = bytes(range(0, 30))  # ten colors
@@ -120,7 +120,7 @@ class TestLimitsAndDamage:
         announce_png(tmp_path / "bomb.png", 60_000, 60_000)
         message = refusal(read_image, tmp_path / "bomb.png")
         assert "3,600,000,000" in message
-        assert "--max-pixels" in message
+        assert "raise max_pixels" in message
         assert "bomb.png" in refusal(read_labels, tmp_path / "bomb.png")
 
     def test_limit_is_exact_and_can_be_raised(self, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ class TestLabels:
         np.testing.assert_array_equal(read_labels(tmp_path / "whole.npy").array, [[0, 7]])
         assert read_labels(tmp_path / "whole.npy").array.dtype == np.int64
         np.save(tmp_path / "a.npy", np.array([[0.0, 0.5]]))
-        assert "--probs" in refusal(read_labels, tmp_path / "a.npy")
+        assert "read it as probabilities" in refusal(read_labels, tmp_path / "a.npy")
         np.save(tmp_path / "b.npy", np.zeros((2, 2, 2, 2), int))
         assert "(2, 2, 2, 2)" in refusal(read_labels, tmp_path / "b.npy")
         np.save(tmp_path / "c.npy", np.array([[np.nan]]))
@@ -460,7 +460,7 @@ class TestPartByPart:
         nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / name)
         image = open_array(tmp_path / name)
         assert not isinstance(image.dataobj.get_unscaled(), np.memmap)
-        stored = Parts(image, "image")
+        stored = Source(image, "image")
         size = (tmp_path / name).stat().st_size
         np.testing.assert_array_equal(stored.read((slice(30, 40),)), voxels.T[30:])
         os.truncate(tmp_path / name, size // 2)

@@ -32,6 +32,7 @@ def test_families_are_the_same_model(family, kind):
     np.testing.assert_allclose(first.marginals, second.marginals, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["iou", "log_likelihood"])
 def test_the_start_is_better_than_its_input(loss):
     examples = scenes(6, (96, 128))
@@ -49,6 +50,7 @@ def test_the_start_is_better_than_its_input(loss):
     assert loss_of(after) < loss_of(before)
 
 
+@pytest.mark.slow
 def test_widths_follow_the_size_of_the_images_and_the_range_of_their_colors():
     small, large = scenes(2, (40, 40)), scenes(2, (160, 160))
     faint = [SimpleNamespace(image=e.image // 8, unary=e.unary, truth=e.truth) for e in large]

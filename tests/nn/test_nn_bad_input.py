@@ -303,6 +303,7 @@ def forgetful_compiler():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 @pytest.mark.usefixtures("forgetful_compiler")
 def test_bad_input_inside_compiled_graphs():

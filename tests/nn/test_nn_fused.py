@@ -61,6 +61,7 @@ def check(results, tolerance=2e-4):
         assert error < allowed, (name, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [
     (1, 2, 3, 5, 7), (2, 5, 1, 5, 4), (1, 21, 3, 3, 7), (1, 3, 2, 1, 13), (2, 2, 1, 17),
     (1, 4, 1, 2, 3, 4), (1, 33, 1, 2, 3),
@@ -70,6 +71,7 @@ def test_two_terms(shape):
     check(both_runs(terms, shape, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["logits", "marginals"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_one_term_and_options(output, recompute):
@@ -81,6 +83,7 @@ def test_no_iterations():
     check(both_runs([Pairwise(Spatial(2.0), Potts(1.0))], (1, 3, 1, 4, 5), 0))
 
 
+@pytest.mark.slow
 def test_grid_of_nodes_and_lattice_together(monkeypatch):
     """`auto` takes the grid from some thousand points on; here from the first."""
     monkeypatch.setattr("crfield.nn.dense.operators.SMALL", 0)
@@ -90,6 +93,7 @@ def test_grid_of_nodes_and_lattice_together(monkeypatch):
     check(results)
 
 
+@pytest.mark.slow
 def test_wrong_factor_is_noticed(monkeypatch):
     whole = _step_kernels.update_back
 

@@ -106,6 +106,7 @@ def test_rows_and_columns_by_enumeration(kind, shape):
         assert best[b].flatten().tolist() == labels[energies.argmin()].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.8, 1.0])
 def test_fixed_points_of_loopy_grids(kind, temperature):
@@ -152,6 +153,7 @@ def test_energies(kind):
             assert found.item() == pytest.approx(energy, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.8, 1.0])
 def test_the_analytic_gradient_is_observed_minus_beliefs(kind, temperature):
@@ -186,6 +188,7 @@ def test_the_analytic_gradient_is_observed_minus_beliefs(kind, temperature):
         assert (gradients[0][which] * step).sum().item() == pytest.approx(slope, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_unrolled_gradients(kind, temperature):

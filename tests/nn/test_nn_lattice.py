@@ -142,6 +142,7 @@ def test_dimensions_out_of_range_are_refused(dim):
         Lattice(torch.zeros(1, 3, dim))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [1, 2, 3, 5])
 def test_gradients_against_central_differences(dim):
     """Small steps stay inside the points' simplices."""
@@ -193,6 +194,7 @@ def test_sorted_entries_cover_every_entry_once(chunk):
     assert begin[entries.first_chunk[11] :] == end[entries.first_chunk[11] :]
 
 
+@pytest.mark.slow
 def test_works_without_triton():
     code = (
         "import sys; sys.modules['triton'] = None\n"
@@ -252,6 +254,7 @@ SHAPES = [  # dimensions, images, points of each, columns
 ]
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -296,6 +299,7 @@ def test_kernels_are_the_compiled_lattice():
     check_against_compiled(make_features(2, 6, 3), 1e-5)
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("columns", [slice(1, None), slice(4, None), slice(0, 3)])
 @pytest.mark.parametrize("width", [7, 8])
@@ -308,6 +312,7 @@ def test_kernels_read_tables_of_any_stride(width, columns, in_plain_torch):
         assert_close(method(part), in_plain_torch(method, part), 1e-6)
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_hash_table_grows(deterministic, monkeypatch, in_plain_torch):
@@ -329,6 +334,7 @@ def test_hash_table_grows(deterministic, monkeypatch, in_plain_torch):
     assert_same_structure(lattice, in_plain_torch(Lattice, features))
 
 
+@pytest.mark.slow
 @needs_triton
 def test_layouts_of_earlier_points_serve_where_they_fit(monkeypatch, in_plain_torch):
     monkeypatch.setattr(_lattice_build_kernels, "_roomy", {})
@@ -366,6 +372,7 @@ def test_hash_table_may_be_full(monkeypatch, in_plain_torch):
     assert_same_structure(lattice, in_plain_torch(Lattice, features))
 
 
+@pytest.mark.slow
 @needs_triton
 def test_deterministic_results_are_the_same_bits(in_plain_torch):
     """One vertex owns many chunks of entries, others few."""

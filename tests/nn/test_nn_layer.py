@@ -63,6 +63,7 @@ def check_gradients(layer, *inputs, fast=False, **keywords):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("output", ["logits", "marginals"])
 @pytest.mark.parametrize("gradient", ["unrolled", "implicit"])
@@ -76,6 +77,7 @@ def test_gradients_by_everything(algorithm, output, gradient):
     check_gradients(layer, *some_batch(grid=(3, 4)), fast=gradient == "implicit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["concave", "parallel"])
 def test_gradients_by_a_matrix_and_covariances(algorithm):
     covariance = np.diag([9.0, 9.0, 2500.0, 2500.0, 2500.0]) + 0.5
@@ -121,6 +123,7 @@ def test_gradients_by_named_features():
     assert torch.autograd.gradcheck(call, (logits.requires_grad_(), depth))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_gradients_through_the_lattice(algorithm):
     """Piecewise smooth: the seed keeps the points away from the borders of their simplices."""
@@ -149,6 +152,7 @@ def test_broken_gradient_is_noticed(monkeypatch):
         check_gradients(layer, *some_batch(grid=(3, 4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "lattice", "exact"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_same_numbers_as_the_model(method, dtype):
@@ -215,6 +219,7 @@ def run_both(layer, logits, image, given):
     return (native, native.backward(given, widths)), (tensor, tensor.backward(given, widths))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("method", ["exact", "auto", "lattice"])
 @pytest.mark.parametrize("output", ["logits", "marginals"])
@@ -297,6 +302,7 @@ def test_images_of_whole_numbers_have_the_scale_of_arrays(dtype):
     np.testing.assert_allclose(found, wanted.marginals, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["unrolled", "implicit"])
 def test_no_updates_at_all(gradient):
     layer = crf_nn.DenseCRF(
@@ -474,6 +480,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_gradients(tmp_path):
     if not torch.distributed.is_available():
         pytest.skip("this torch cannot run on several processes")

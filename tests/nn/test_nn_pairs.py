@@ -172,6 +172,7 @@ def poisoned(monkeypatch):
         monkeypatch.setattr(torch, name, poison)
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernels_on_awkward_shapes(shape, poisoned):
@@ -186,6 +187,7 @@ def test_kernels_on_awkward_shapes(shape, poisoned):
     assert error(result, expected_gradient(features, u, v)) < GRADIENT_ERROR
 
 
+@pytest.mark.slow
 @needs_triton
 def test_kernels_in_parts_of_a_tile(monkeypatch):
     from crfield.nn.ops.pairs import triton as _pair_kernels
@@ -348,6 +350,7 @@ def test_features_far_from_the_origin():
     assert error(gradient, expected_gradient(features, u, v)) < GRADIENT_ERROR
 
 
+@pytest.mark.slow
 @needs_triton
 def test_kernels_skip_what_the_reference_skips(small_tiles):
     generator = torch.Generator().manual_seed(3)
@@ -364,6 +367,7 @@ def test_kernels_skip_what_the_reference_skips(small_tiles):
     assert error(operator.feature_gradient(u, v), expected) < GRADIENT_ERROR
 
 
+@pytest.mark.slow
 def test_works_without_triton():
     code = (
         "import sys; sys.modules['triton'] = None\n"

@@ -147,6 +147,7 @@ def test_fixed_points_are_those_of_graphs(temperature):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("shared", [False, True])
 def test_gradients_go_through_the_iterations(temperature, shared):

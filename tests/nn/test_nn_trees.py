@@ -130,6 +130,7 @@ def test_tables_of_all_kinds(parents, kind):
         torch.testing.assert_close(small.grad, large.grad.sum_to_size(small.shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parents", [[-1, 0, 1, 2], [2, 2, -1, 0], [-1, -1, 0, 0]])
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_derivatives_of_all_orders(parents, is_masked):

@@ -62,6 +62,7 @@ def m_step_energies(model, inputs, y):
     return base - (flat @ model.visible_bias)[:, None] - flat @ pull.T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("rule", RULES, ids=["sum", "min", "at most 2"])
 def test_bounds_and_scores_never_fall(rule, temperature):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-from pages import (  # noqa: E402
+from docs_tools.pages import (
     DOCS,
     PYTHON,
+    SCRIPT_FOLDERS,
     check_command,
     inline_commands,
     read_blocks,
@@ -22,6 +19,8 @@ from pages import (  # noqa: E402
     run_page,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (*SCRIPT_FOLDERS, "native", "src")
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))}
 TUTORIALS = (
     "graphs", "learning", "letters", "nn", "patterns", "poses", "reconstruction", "uai", "volumes",
@@ -51,6 +50,7 @@ def packages(name):
     return sorted(imported | set(NEEDED.get(name, ())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_every_block_and_command_runs(name, tmp_path, monkeypatch):
     for package in packages(name):
@@ -70,11 +70,8 @@ def test_commands_in_running_text_exist(name):
 @pytest.mark.parametrize("name", PAGES)
 def test_files_named_on_a_page_exist(name):
     text = re.sub(r"^( *)```.*?^\1```$", "", PAGES[name].read_text("utf-8"), flags=re.M | re.S)
-    for folder, rest in re.findall(
-        r"`(benchmarks|examples|experiments|tools|tests|native|src)/([\w./-]+\.\w+)`", text
-    ):
-        # An sdist comes without some of the folders.
-        assert (ROOT / folder / rest).is_file() or not (ROOT / folder).is_dir(), (folder, rest)
+    for file in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+\.\w+)`", text):
+        assert (ROOT / file).is_file(), file
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         if not re.match(r"https?:|mailto:", target):
             path = PAGES[name].parent / target

@@ -15,8 +15,10 @@ import pytest
 MODULES = (
     "crfield", "crfield.compat.pydensecrf", "crfield.compat.pydensecrf.densecrf",
     "crfield.compat.pydensecrf.utils", "crfield.dense.compatibility", "crfield.datasets",
-    "crfield.estimators", "crfield.dense.filters", "crfield.graphcut", "crfield.graphs",
-    "crfield.dense.kernels", "crfield.learning", "crfield.dense.losses",
+    "crfield.estimators", "crfield.dense.filters", "crfield.graphcut",
+    "crfield.graphcut.results", "crfield.datasets.ellipses", "crfield.datasets.words",
+    "crfield.graphs",
+    "crfield.dense.kernels", "crfield.learning", "crfield.learning.losses",
     "crfield.metrics", "crfield.nn",
     "crfield.patterns", "crfield.show.pictures", "crfield.unary.costs",
     "crfield.patterns.variability",
@@ -55,14 +57,15 @@ FORMULAS = {
         TableFilter.complete_gradient""",
     "crfield.graphcut": """alpha_expansion boundary_weights contrast_weights cut_grids
         minimize_binary minimize_binary_grid""",
-    "crfield.graphs": """Camera ChainCRF ChainLoss DistanceFactors FactorGraph GraphCRF GridCRF
-        LogLinearLoss PatternFactors PictorialStructure PottsFactors RayFactors RayModel
-        chain_energies chain_loss distance_transform fuse_independent infer_chains infer_graph
+    "crfield.graphs": """Camera ChainClassifier ChainLoss DistanceFactors FactorGraph
+        GraphClassifier GridClassifier LogLinearLoss PatternFactors PictorialStructure
+        PottsFactors RayFactors RayModel chain_energies chain_loss distance_transform
+        fuse_independent infer_chains infer_graph
         log_linear_loss ray_messages soft_distance_transform""",
     "crfield.dense.kernels": "Bilateral FeatureKernel Kernel.is_symmetric Spatial",
-    "crfield.learning": "Objective approximate_likelihood generative_kernel learn",
-    "crfield.dense.losses": """ExpectedHamming IntersectionOverUnion LogLikelihood
-        Loss.softmax_gradient RobustLogLikelihood class_weights softmax_jacobian""",
+    "crfield.learning": "DatasetObjective approximate_likelihood generative_kernel learn",
+    "crfield.learning.losses": """ExpectedHamming IntersectionOverUnion LogLikelihood
+        Loss.log_gradient RobustLogLikelihood class_weights""",
     "crfield.metrics": "class_accuracy iou_per_label pixel_accuracy",
     "crfield.nn": """ChainCRF DenseCRF ExpectedHamming GridCRF IntersectionOverUnion LogLikelihood
         PairwiseEnergy RobustLogLikelihood TreeCRF expected_depth_error propagate_graph

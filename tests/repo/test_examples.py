@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
 import sys
-from pathlib import Path
+from importlib.util import find_spec
 
 import pytest
 from PIL import Image
 
-pytest.importorskip("torch", reason="the examples need torch")
+import reconstruct_voxels
+from example_runs import run_quick
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run_example(name, folder):
-    """What `name --quick` prints, and the figures that it writes; its picture can be read."""
-    import crfield
-
-    package = str(Path(crfield.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--quick", "-o", str(folder)],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    (picture,) = folder.glob("*.png")
-    with Image.open(picture) as opened:
-        opened.load()
-    (figures,) = folder.glob("*.json")
-    return done.stdout, json.loads(figures.read_text("utf-8"))
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="the example needs torch")
 
 
+@pytest.mark.slow
+@needs_torch
 def test_train_segmentation(tmp_path):
-    printed, figures = run_example("train_segmentation", tmp_path / "new")
+    printed, figures = run_quick("train_segmentation", tmp_path / "new")
     rows = {line[:12].strip(): line[12:].split() for line in printed.splitlines()}
     for method in ("net", "piecewise", "end to end", "interleaved"):
         numbers = [float(word) for word in rows[method]]
@@ -46,8 +28,10 @@ def test_train_segmentation(tmp_path):
     assert set(figures["models"][0]) == {"piecewise", "end to end", "interleaved"}
 
 
+@pytest.mark.slow
+@needs_torch
 def test_exact_beside_lattice(tmp_path):
-    printed, figures = run_example("exact_beside_lattice", tmp_path / "new")
+    printed, figures = run_quick("exact_beside_lattice", tmp_path / "new")
     assert "labels apart" in printed
     assert 0 < figures["mean_difference"] < 0.02
     assert figures["mean_difference"] < figures["max_difference"] <= 1
@@ -55,8 +39,10 @@ def test_exact_beside_lattice(tmp_path):
     assert all(math.isfinite(s) and s > 0 for s in figures["seconds"].values())
 
 
+@pytest.mark.slow
+@needs_torch
 def test_reconstruct_voxels(tmp_path):
-    printed, figures = run_example("reconstruct_voxels", tmp_path / "new")
+    printed, figures = run_quick("reconstruct_voxels", tmp_path / "new")
     assert "belief propagation" in printed
     level = figures["levels"][3]
     assert level["outliers"] == 0.2
@@ -74,6 +60,43 @@ def test_reconstruct_voxels(tmp_path):
     assert "balls 0" not in one["belief propagation"]["iou"], "which the prior was chosen on"
 
 
+@pytest.mark.slow
+@needs_torch
+def test_crf_as_rnn(tmp_path):
+    printed, figures = run_quick("crf_as_rnn", tmp_path / "new")
+    assert "learned costs of labels" in printed
+    scores = figures["mean_iou"]
+    assert all(0 < value <= 100 for value in scores.values())
+    assert scores["trained end to end"] > scores["network"] + 5
+    assert scores["trained end to end"] > scores["network, trained longer"]
+    assert list(figures["by_number_of_updates"]) == ["0", "1", "2", "3", "5", "10"]
+
+
+@pytest.mark.slow
+@needs_torch
+def test_learn_ray_scores(tmp_path):
+    printed, figures = run_quick("learn_ray_scores", tmp_path / "new")
+    assert "depth error" in printed
+    errors = {name: row["depth_error"] for name, row in figures.items()}
+    assert errors["learned, together"] < 0.5 * errors["mean, together"]
+    assert errors["learned, together"] < 0.5 * errors["learned, alone"]
+    assert errors["learned, together"] < 0.3 * errors["before training"]
+    assert figures["learned, together"]["right"] > 85
+
+
+@pytest.mark.slow
+def test_estimate_pose(tmp_path):
+    printed, figures = run_quick("estimate_pose", tmp_path / "new")
+    rows = {line[:18].strip(): line[18:].split() for line in printed.splitlines()}
+    found = figures["found"]["all parts"]
+    assert [f"{share:.1f}" for share in found.values()] == rows["all parts"]
+    assert 0 <= found["detections"] + 20 < found["positions"] < found["orientations"] <= 100
+    assert set(figures["scales"]) == {"detections", "positions", "orientations"}
+    assert {"trunk", "head", "right shin"} <= set(figures["found"])
+    with Image.open(tmp_path / "new" / "poses.png") as picture:
+        assert picture.width == 6 * (4 * 64 + 8) + 8
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (["--views", "0"], "--views must be at least 1"),
     (["--noise", "0"], "--noise must lie between"),
@@ -83,10 +106,7 @@ def test_reconstruct_voxels(tmp_path):
     (["--data", "nowhere"], "must hold voxels96.npz"),
 ])
 def test_reconstruct_voxels_refuses(words, message, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setattr(sys, "argv", ["reconstruct_voxels.py", *words])
-    import reconstruct_voxels
-
     with pytest.raises(SystemExit) as left:
         reconstruct_voxels.main()
     assert left.value.code == 2

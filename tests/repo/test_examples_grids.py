@@ -1,27 +1,19 @@
 """The example of grids at a small size, and its pure functions."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "examples" / "segment_grids.py"
-if not SCRIPT.exists():
-    pytest.skip("an sdist comes without the examples", allow_module_level=True)
-sys.path.insert(0, str(SCRIPT.parent))
-
-import segment_grids  # noqa: E402
+import segment_grids
+from example_runs import run_script
 
 
+@pytest.mark.slow
 def test_scenes_are_segmented_better_together(tmp_path):
-    words = ["--quick", "-o", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *words], check=True, capture_output=True, text=True
-    )
+    done = run_script("segment_grids", "--quick", "-o", tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "right and below" in done.stdout
     assert done.stderr == ""
     assert f"figures are in {tmp_path}\n" in done.stdout

@@ -1,29 +1,22 @@
 """The example of handwritten words at a small size, and what it reads and draws."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import read_letters
+from example_runs import run_script
+
 pytest.importorskip("scipy", reason="learning needs SciPy")
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "examples" / "read_letters.py"
-if not SCRIPT.exists():
-    pytest.skip("an sdist comes without the examples", allow_module_level=True)
-sys.path.insert(0, str(SCRIPT.parent))
-
-import read_letters  # noqa: E402
 
 
+@pytest.mark.slow
 def test_a_chain_reads_more_than_letters_alone(tmp_path):
-    words = ["--quick", "-o", str(tmp_path / "new")]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *words], check=True, capture_output=True, text=True
-    )
+    done = run_script("read_letters", "--quick", "-o", tmp_path / "new")
+    assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "120 words to learn from, 120 to test" in done.stdout
     alone, chain = json.loads((tmp_path / "new" / "figures.json").read_text("utf-8"))

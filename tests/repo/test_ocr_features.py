@@ -1,18 +1,11 @@
 """Features, splits and network of the experiment on handwritten words, on words made up here."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-if not (ROOT / "experiments").is_dir():
-    pytest.skip("an sdist comes without the experiments", allow_module_level=True)
-sys.path.insert(0, str(ROOT))
-
-from experiments import ocr_letters  # noqa: E402
-from experiments.ocr_features import (  # noqa: E402
+from experiments import ocr_letters
+from experiments.ocr_features import (
     DESCRIPTIONS,
     LETTERS,
     Words,
@@ -22,7 +15,7 @@ from experiments.ocr_features import (  # noqa: E402
     oriented_gradients,
     with_neighbors,
 )
-from experiments.ocr_letters import Split, measure, share_right  # noqa: E402
+from experiments.ocr_letters import Split, measure, share_right
 
 
 def made_up_words(n, seed=0):

@@ -1,7 +1,5 @@
 """The costs and boundary maps that the experiments with patterns start from."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,14 +7,8 @@ import pytest
 from PIL import Image
 
 from crfield.datasets import ellipse_set
-
-ROOT = Path(__file__).resolve().parents[2]
-if not (ROOT / "experiments").is_dir():
-    pytest.skip("an sdist comes without the experiments", allow_module_level=True)
-sys.path.insert(0, str(ROOT))
-
-from experiments import pattern_data, pattern_features  # noqa: E402
-from experiments.pattern_data import FoldedClassifiers, Source, Windows  # noqa: E402
+from experiments import pattern_data, pattern_features
+from experiments.pattern_data import FoldedClassifiers, Source, Windows
 
 
 def photos(masks, seed=0):
@@ -74,6 +66,7 @@ def test_boundary_pixels_by_hand():
     assert pattern_features.on_boundary(mask)[0].tolist() == expected
 
 
+@pytest.mark.slow
 def test_classifiers_find_figures_and_their_boundaries():
     masks = ellipse_set(3, 30, size=32)
     images = photos(masks.repeat(2, axis=1).repeat(2, axis=2))
@@ -131,6 +124,7 @@ def test_images_get_the_classifiers_that_have_not_seen_them():
     np.testing.assert_allclose(part.boundary[1], 1 / (1 + np.exp(-3)), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gray", [False, True])
 def test_what_is_prepared_comes_back_from_its_file(tmp_path, gray):
     (tmp_path / "data").mkdir()

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-import crfield
+import calibrated_views as views
 from crfield.graphs.photo_consistency import sample_bilinear
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture
-def views(monkeypatch):
-    """The module with views and scenes."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("calibrated_views")
-
-
-def run_example(*arguments):
-    package = str(Path(crfield.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, str(EXAMPLES / "reconstruct_views.py"), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
-    )
+from example_runs import run_script
 
 
 def write_views(folder, scene):
@@ -52,7 +30,7 @@ def write_views(folder, scene):
     (folder / "x_par.txt").write_text("\n".join(lines) + "\n\n", "utf-8")
 
 
-def test_smaller_and_cut_views_show_points_where_their_cameras_say(views):
+def test_smaller_and_cut_views_show_points_where_their_cameras_say():
     scene = views.make_scene(4, 60)
     view = scene.views[0]
     rows, columns = np.indices(view.image.shape[:2])
@@ -69,7 +47,7 @@ def test_smaller_and_cut_views_show_points_where_their_cameras_say(views):
         np.testing.assert_allclose(shown[:, :2], expected, atol=1e-9)
 
 
-def test_depths_of_the_box_are_where_views_agree(views):
+def test_depths_of_the_box_are_where_views_agree():
     scene = views.make_scene(12, 60)
     first, second = scene.views[:2]
     hit = ~np.isnan(first.truth)
@@ -85,7 +63,7 @@ def test_depths_of_the_box_are_where_views_agree(views):
     assert np.median(np.abs(shown - first.image[hit])[in_sight]) < 0.1
 
 
-def test_both_formats_are_read(views, tmp_path):
+def test_both_formats_are_read(tmp_path):
     scene = views.make_scene(3, 20)
     for name in ("ring", "city"):
         write_views(tmp_path / "data" / name, scene)
@@ -112,8 +90,9 @@ def test_both_formats_are_read(views, tmp_path):
         assert (read.background == 0).all() == (name == "ring")
 
 
+@pytest.mark.slow
 def test_a_small_box(tmp_path):
-    done = run_example("--quick", "-o", tmp_path / "new")
+    done = run_script("reconstruct_views", "--quick", "-o", tmp_path / "new")
     assert done.returncode == 0, done.stderr
     assert "belief propagation" in done.stdout
     figures = json.loads((tmp_path / "new" / "figures.json").read_text("utf-8"))
@@ -135,6 +114,7 @@ def test_a_small_box(tmp_path):
         assert all(0.01 < np.isfinite(saved[name]).mean() < 0.9 for name in saved.files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -144,6 +124,6 @@ def test_a_small_box(tmp_path):
 )
 def test_wrong_arguments_are_refused(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = run_example(*arguments)
+    done = run_script("reconstruct_views", *arguments)
     assert done.returncode == 2
     assert message in done.stderr

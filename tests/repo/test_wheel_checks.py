@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import tarfile
 import zipfile
@@ -10,22 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tools import wheel_checks as checks
+
 ROOT = Path(__file__).resolve().parents[2]
 
-
-def load_checks():
-    spec = importlib.util.spec_from_file_location(
-        "wheel_checks", ROOT / "tools" / "wheel_checks.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-checks = load_checks()
-
 SOURCES = {"crfield/__init__.py": b"x = 1", "crfield/app/static/page.html": b"<p>"}
-COMPILED = {"crfield/_native.abi3.so": b"\x7fELF"}
+COMPILED = {"crfield/_core/_native.abi3.so": b"\x7fELF"}
 
 
 def wheel(folder, files, name="crfield-1.0-cp312-abi3-linux_x86_64.whl"):
@@ -54,7 +43,7 @@ def test_the_files_of_the_sdist_and_one_compiled_module(tmp_path):
     (SOURCES, "compiled"),
     (COMPILED | {"crfield/__init__.py": b"x = 1"}, "page.html"),
     (SOURCES | COMPILED | {"crfield/notes.txt": b""}, "notes.txt"),
-    (SOURCES | COMPILED | {"crfield/_native.cpython-311.so": b""}, "cpython-311"),
+    (SOURCES | COMPILED | {"crfield/_core/_native.cpython-311.so": b""}, "cpython-311"),
     (SOURCES | COMPILED | {"tests/test_x.py": b""}, "test_x"),
 ])
 def test_other_contents_are_refused(tmp_path, files, told):

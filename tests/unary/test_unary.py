@@ -58,7 +58,7 @@ def test_logits_and_features_are_log_linear():
     assert np.allclose(p.reshape(-1, 5), reference.softmax(z.reshape(-1, 5)), atol=1e-12)
     h, weights = rng.normal(size=(3, 4, 6)), rng.normal(size=(5, 6))
     assert np.allclose(unary_from_features(h, weights), np.einsum("abf,lf->abl", h, weights))
-    with pytest.raises(InputError, match="one row of weights a label"):
+    with pytest.raises(InputError, match="one row of weights per label"):
         unary_from_features(h, weights.T)
 
 

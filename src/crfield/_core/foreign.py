@@ -1,7 +1,7 @@
 """Arrays of other packages as NumPy arrays, without importing any of those packages.
 
-Whose a value is, is told by the modules of its classes or by what it offers. xarray, zarr, dask and
-h5py arrays, memory maps and lists need nothing here: NumPy converts them as they are.
+Values are recognized by the modules of their classes or by their attributes. NumPy converts xarray,
+zarr, dask and h5py arrays, memory maps and lists without help.
 """
 
 from __future__ import annotations
@@ -25,6 +25,27 @@ def is_from(values: Any, package: str) -> bool:
 def is_spatial_image(values: Any) -> bool:
     """Whether a value is a nibabel image: voxels (X, Y, Z[, C]) with an affine and a header."""
     return all(hasattr(values, name) for name in ("dataobj", "affine", "header"))
+
+
+def picture_pixels(picture: Any) -> NDArray[Any]:
+    """Gray (H, W) or RGB (H, W, 3) pixels of a Pillow picture as a person sees it: upright as EXIF
+    says, what is transparent white.
+    """
+    from PIL import Image, ImageOps
+
+    picture = ImageOps.exif_transpose(picture)
+    if picture.has_transparency_data:
+        colored = picture.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, colored).convert("RGB")
+    elif picture.mode == "1":
+        picture = picture.convert("L")
+    elif picture.mode not in ("L", "RGB", "I", "F") and "I;16" not in picture.mode:
+        picture = picture.convert("RGB")
+    pixels = np.array(picture)
+    if picture.mode == "I" and pixels.min() >= 0 and pixels.max() <= 65535:
+        return pixels.astype(np.uint16)
+    return pixels.astype(pixels.dtype.newbyteorder("="))
 
 
 def plain_array(values: Any) -> Any:

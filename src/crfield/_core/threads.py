@@ -1,10 +1,11 @@
-"""How many native threads a call may use."""
+"""What the native core runs on: how many threads, and which instructions."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from crfield._core import _native
 from crfield._core.validate import as_count
 
 MAX_THREADS = 1024
@@ -15,6 +16,11 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1
+
+
+def instruction_set() -> str:
+    """The instructions that the native core uses on this machine: "avx2", for example."""
+    return str(_native.isa())
 
 
 def thread_count(threads: Any = None) -> int:

@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core import _native
-from crfield._core.foreign import UnusableArray, plain_array
+from crfield._core.foreign import (
+    UnusableArray,
+    is_from,
+    is_spatial_image,
+    picture_pixels,
+    plain_array,
+    voxel_spacing,
+)
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -26,10 +33,14 @@ LARGEST_COMPATIBILITY = 1e20
 # The compiled core counts labels in 32 bits.
 MAX_LABELS = 2**31 - 1
 
-# What any machine has; reading what this one has left takes longer than using it.
+# Every machine has this much; asking how much is left takes longer than using it.
 _SMALL_MEMORY = 2**20
 
 _LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+# What NumPy converts without help.
+_PLAIN = (np.ndarray, float, int, list, tuple)
 
 
 class InputError(ValueError):
@@ -53,8 +64,7 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
             "open it first, for example with PIL.Image.open."
         )
     try:
-        # Most come as arrays, which need no translation.
-        plain = values if type(values) is np.ndarray else plain_array(values)
+        plain = values if type(values) in _PLAIN else plain_array(values)
         if not isinstance(plain, np.ndarray):
             _check_stored(plain, name)
         array = np.asarray(plain)
@@ -75,6 +85,21 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
         # A broadcast view can be far larger than what it looks at.
         _check_copy(array, name, array.dtype)
     return array
+
+
+def as_image(image: Any) -> NDArray[Any]:
+    """An image (*grid[, C]) as an array of real numbers, from whatever `as_array` takes; Pillow
+    pictures upright, in colors and without transparency.
+    """
+    if type(image) is not np.ndarray and is_from(image, "PIL"):
+        return picture_pixels(image)
+    return as_array(image, "image")
+
+
+def image_spacing(image: Any, grid_dim: int) -> tuple[float, ...] | None:
+    """The size of a voxel that an image brings along: a nibabel image's, (d,); None otherwise."""
+    known = type(image) is not np.ndarray and is_spatial_image(image)
+    return voxel_spacing(image, grid_dim) if known else None
 
 
 def as_floats(values: Any, name: str, dtype: np.dtype[Any] | None = None) -> FloatArray:

@@ -34,7 +34,7 @@ _RAW_SECURITY_HEADERS = [
 
 
 def refusal(status: int, sentence: str) -> Response:
-    """An answer that says in one sentence why there is no other."""
+    """A refusal, with its reason in one sentence."""
     return JSONResponse({"error": sentence}, status)
 
 
@@ -50,7 +50,7 @@ class Guard:
         self._n_requests = self._n_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # nothing else is spoken here
+        if scope["type"] != "http":  # the server has no other protocol
             return
 
         async def guarded_send(message: Message) -> None:
@@ -80,14 +80,14 @@ class Guard:
                 if self._n_bytes > self._limits.max_in_flight:
                     raise HTTPException(429)
                 if not message.get("more_body", False):
-                    timeout = None  # what comes next is the end of the connection, whenever it may
+                    timeout = None  # only the end of the connection follows, at any time
             return message
 
         self._n_requests += 1
         try:
             await self._app(scope, counted, guarded_send)
         except asyncio.CancelledError:
-            return  # the server is being stopped, and nobody is left to tell
+            return  # the server is being stopped
         finally:
             self._n_requests -= 1
             self._n_bytes -= taken

@@ -10,7 +10,7 @@ MAX_SETTINGS_BYTES = 2**16
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused before it costs anything.
+    """Limits that are checked before any work is done.
 
     Attributes
     ----------

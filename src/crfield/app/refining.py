@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,28 +14,28 @@ import numpy as np
 from crfield._core import _native
 from crfield._core.validate import FloatArray, InputError
 from crfield.app.settings import Settings
-from crfield.app.workspace import NOTHING, Bytes, Initial, OpenImage, Refinement
+from crfield.app.workspace import Bytes, Initial, OpenImage, Refinement
 from crfield.dense.filters import KeptFilters
 from crfield.dense.model import DenseCRF
 from crfield.dense.results import InferenceResult, InferenceStatus
-from crfield.refinement import costs_of_ids, potts_model
+from crfield.refinement import potts_model
 from crfield.show.pictures import entropy_bytes
-from crfield.unary.costs import unary_from_probabilities
-from crfield.unary.scribbles import paint_over, unary_from_scribbles
+from crfield.unary.costs import UNKNOWN, Segmentation
+from crfield.unary.scribbles import paint_over, scribble_costs
 
 _LARGE = 2_000_000  # pixels
-Progress = Callable[[dict[str, Any]], None]
+StepCallback = Callable[[dict[str, Any]], None]
 
 
 class CancelledError(Exception):
-    """The page has changed its mind."""
+    """The page has cancelled the refinement."""
 
 
 def refine_image(
     image: OpenImage, settings: Settings, scribbles: Bytes, model: DenseCRF | None,
-    progress: Progress, cancelled: threading.Event, kept: KeptFilters | None = None,
+    callback: StepCallback, cancelled: threading.Event, kept: KeptFilters | None = None,
 ) -> Refinement:
-    """Run inference, telling `progress` of every iteration, until done or `cancelled`."""
+    """Run inference, telling `callback` of every iteration, until done or `cancelled`."""
     is_large = math.prod(image.grid) > _LARGE  # then filters take gigabytes
     started = time.perf_counter()
     initial = image.initial if settings.source == "initial" else None
@@ -49,9 +50,9 @@ def refine_image(
         )
     times = [time.perf_counter()]
 
-    def report(iteration: int, marginals: FloatArray, free_energy: float) -> bool:
+    def after_iteration(iteration: int, marginals: FloatArray, free_energy: float) -> bool:
         times.append(time.perf_counter())
-        progress({
+        callback({
             "iteration": iteration, "max_iter": settings.max_iter, "free_energy": free_energy,
             "milliseconds": 1e3 * (times[-1] - started),
         })
@@ -60,7 +61,7 @@ def refine_image(
     try:
         result = crf.infer(
             image.pixels, unary, algorithm=settings.algorithm, max_iter=settings.max_iter,
-            tol=settings.tol, callback=report, kept=None if is_large else kept,
+            tol=settings.tol, callback=after_iteration, kept=None if is_large else kept,
         )
     finally:
         if is_large:
@@ -93,20 +94,18 @@ def unary_of(
 ) -> FloatArray:
     """Costs (H, W, L) from scribbles alone, or from a segmentation with scribbles over it."""
     if settings.source == "scribbles":
-        return unary_from_scribbles(
-            image.pixels, scribbles, settings.n_labels, components=settings.components,
+        painted = Segmentation("scribbles", np.arange(settings.n_labels), counted=True)
+        return scribble_costs(
+            painted, scribbles, image.pixels, components=settings.components,
             strength=settings.strength, nearness=settings.nearness, colors=image.colors,
         )
     if initial is None:
         raise InputError(
             "there is no segmentation to start from; load a label map or probabilities, or paint."
         )
-    if initial.kind == "labels":
-        unknown = None if NOTHING in initial.ids else NOTHING
-        unary = costs_of_ids(initial.values, initial.ids, settings.confidence, unknown)
-    else:
-        unary = unary_from_probabilities(initial.values)
-    return paint_over(unary, scribbles) if (scribbles != NOTHING).any() else unary
+    given = replace(initial.segmentation, confidence=settings.confidence)
+    unary = given.costs(initial.values)
+    return paint_over(unary, scribbles) if (scribbles != UNKNOWN).any() else unary
 
 
 def _status(result: InferenceResult) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib import resources
@@ -21,19 +20,26 @@ from crfield import __version__
 from crfield._core.validate import InputError, as_choice
 from crfield.app.answers import (
     ERROR_HANDLERS,
+    Job,
+    JobResponse,
     in_thread,
     labels_picture,
     png,
-    upload_name,
 )
 from crfield.app.guards import Guard, refusal
 from crfield.app.limits import MAX_PAINTED_LABELS, Limits
-from crfield.app.refining import refine_image
-from crfield.app.samples import open_sample, sample_titles
+from crfield.app.opening import (
+    decode_image,
+    decode_initial,
+    decode_model,
+    open_sample,
+    sample_titles,
+    split_request,
+    upload_name,
+)
+from crfield.app.refining import StepCallback, refine_image
 from crfield.app.settings import ALGORITHMS, Settings
 from crfield.app.snippet import snippet
-from crfield.app.streams import Job, JobResponse
-from crfield.app.uploads import decode_image, decode_initial, decode_model, split_request
 from crfield.app.workspace import OpenImage, Refinement, UnknownError, Workspace
 from crfield.dense.filters import KeptFilters
 from crfield.show.pictures import label_palette, overlay, show
@@ -55,7 +61,7 @@ class Routes:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.limits = workspace.limits
-        # Inference has threads of its own: one run at a time is fastest for everybody.
+        # Inference has threads of its own: one run at a time is fastest.
         self._inference = ThreadPoolExecutor(1, "crfield-inference")
         self._jobs: set[Job] = set()
         self._kept = KeptFilters()  # of the image that was refined last
@@ -132,7 +138,7 @@ class Routes:
             initial = await in_thread(decode_initial, data, kind, image.grid, self.limits, name)
         image.initial = initial
         self.workspace.trim()
-        names = [str(value) for value in initial.ids.tolist()]
+        names = [str(value) for value in initial.segmentation.ids.tolist()]
         return JSONResponse({"kind": kind, "n_labels": len(names), "names": names})
 
     async def drop_initial(self, request: Request) -> Response:
@@ -146,7 +152,7 @@ class Routes:
         if model.n_labels > MAX_PAINTED_LABELS:
             raise InputError(
                 f"expected a model of at most {MAX_PAINTED_LABELS} labels, got {model.n_labels}; "
-                "use `crfield refine --model`."
+                "use crfield.refine."
             )
         return JSONResponse({
             "id": self.workspace.models.add(model), "n_labels": model.n_labels,
@@ -167,9 +173,9 @@ class Routes:
         image.newest_job.set()
         image.newest_job = cancelled
 
-        def work(progress: Callable[[dict[str, Any]], None]) -> Refinement:
+        def work(callback: StepCallback) -> Refinement:
             done = refine_image(
-                image, settings, scribbles, model, progress, cancelled, self._kept
+                image, settings, scribbles, model, callback, cancelled, self._kept
             )
             image.refinement = done
             return done

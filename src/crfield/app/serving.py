@@ -108,7 +108,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         reason = (error.strerror or str(error)).lower()
         raise InputError(
-            f"cannot listen on port {number}: {reason}; choose another with --port, or 0."
+            f"cannot listen on port {number}: {reason}; choose another port, or 0 for any."
         ) from None
     return listener
 

@@ -9,6 +9,14 @@ from typing import Any
 
 from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
 from crfield.app.limits import MAX_PAINTED_LABELS, Limits
+from crfield.unary.costs import (
+    BILATERAL,
+    CONFIDENCE,
+    PAINTING_MAX_ITER,
+    PAINTING_WEIGHT,
+    SPATIAL,
+    SPATIAL_WEIGHT,
+)
 from crfield.unary.scribbles import MAX_COMPONENTS
 
 SOURCES = ("scribbles", "initial")
@@ -27,16 +35,16 @@ class Settings:
     n_labels: int = 2
     source: str = "scribbles"
     algorithm: str = "concave"
-    max_iter: int = 6  # a few more gain half a point on experiments/grabcut33.py, and take time
+    max_iter: int = PAINTING_MAX_ITER
     tol: float = 1e-3
-    spatial: float | None = 3.0
-    spatial_weight: float = 3.0
-    bilateral: tuple[float, float] | None = (40.0, 10.0)
-    bilateral_weight: float = 10.0
+    spatial: float | None = SPATIAL
+    spatial_weight: float = SPATIAL_WEIGHT
+    bilateral: tuple[float, float] | None = BILATERAL["scribbles"]
+    bilateral_weight: float = PAINTING_WEIGHT
     components: int = 5
     strength: float = 0.5
     nearness: float = 3.0
-    confidence: float = 0.9
+    confidence: float = CONFIDENCE
     model: str | None = None
 
     @classmethod
@@ -107,4 +115,3 @@ def _identifier(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise InputError(f"model must be an id or null, got {shown(value)}; send one of them.")
     return value
-

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from crfield.app.settings import Settings
-from crfield.app.workspace import NOTHING, Initial, OpenImage, Refinement
+from crfield.app.workspace import Initial, OpenImage, Refinement
+from crfield.unary.costs import UNKNOWN
 
 
 def snippet(image: OpenImage, refinement: Refinement) -> str:
     """A script that computes the mask from the image's file and the files that the page saves."""
     settings, initial = refinement.settings, refinement.initial
-    painted = bool((refinement.scribbles != NOTHING).any())
-    names = _readers(image, initial)
-    lines = ["import numpy as np", "from PIL import Image", "", "import crfield"]
-    if image.sample is not None:
-        lines += ["from crfield.datasets import load_sample"]
-    if names:
-        lines = ["from pathlib import Path", "", *lines]
-        lines += [f"from crfield.io.images import {', '.join(names)}"]
     values = refinement.mask_values
-    if values.dtype == np.uint8:
-        lines += ["from crfield.show.pictures import label_palette"]
-    lines += [""]
-    if image.sample is not None:
-        lines += [f"image = load_sample({image.sample!r}).image"]
-    else:
-        pages = ""
-        if image.name.lower().endswith((".tif", ".tiff")):
-            shape = ", ".join(map(str, image.pixels.shape))
-            pages = f".reshape(-1, {shape})[0]  # of several pages the first"
-        lines += [f"image = read_image(Path({image.name!r})).array{pages}"]
-    if painted:
+    in_colors = values.dtype == np.uint8
+    lines = [*_imports(image, initial, in_colors), "", _image_line(image)]
+    if (refinement.scribbles != UNKNOWN).any():
         lines += ['scribbles = np.asarray(Image.open("scribbles.png"))  # 255: nothing painted']
     if initial is None:
         lines += [
@@ -40,29 +26,21 @@ def snippet(image: OpenImage, refinement: Refinement) -> str:
             f"    strength={settings.strength!r}, nearness={settings.nearness!r},",
             ")",
         ]
-    elif initial.kind == "labels":
-        ids = initial.ids.tolist()
-        lines += [
-            f"labels = read_labels(Path({initial.name!r})).array",
-            f"ids = np.array({ids})",
-            "indices = np.where(np.isin(labels, ids), np.searchsorted(ids, labels), -1)",
-            "unary = crfield.unary_from_labels(",
-            f"    indices, len(ids), confidence={settings.confidence!r}, unknown=-1",
-            ")",
-        ]
     else:
-        lines += [
-            f"probabilities = read_probabilities(Path({initial.name!r}))",
-            "unary = crfield.unary_from_probabilities(probabilities)",
-        ]
-    if initial is not None and painted:
-        lines += ["unary = crfield.paint_over(unary, scribbles)"]
+        lines += _initial_lines(initial, settings)
+        if (refinement.scribbles != UNKNOWN).any():
+            lines += ["unary = crfield.paint_over(unary, scribbles)"]
     lines += [
-        *_model_lines(settings, len(values)), *_ending(settings),
+        *_model_lines(settings, len(values)),
+        "result = crf.infer(",
+        f"    image, unary, algorithm={settings.algorithm!r}, max_iter={settings.max_iter},",
+        f"    tol={settings.tol!r},",
+        ")",
+        "print(result.status.value)",
         f"values = np.array({values.tolist()}, np.{values.dtype})",
         "mask = Image.fromarray(values[result.labels])",
     ]
-    if values.dtype == np.uint8:
+    if in_colors:
         lines += [
             "palette = label_palette(256)",
             "palette[values] = label_palette(len(values))",
@@ -71,38 +49,55 @@ def snippet(image: OpenImage, refinement: Refinement) -> str:
     return "\n".join([*lines, 'mask.save("mask.png")', ""])
 
 
-def _readers(image: OpenImage, initial: Initial | None) -> list[str]:
-    """The functions that read the files of a script."""
-    names = [] if image.sample is not None else ["read_image"]
+def _imports(image: OpenImage, initial: Initial | None, in_colors: bool) -> Iterator[str]:
+    readers = [] if image.sample is not None else ["read_image"]
     if initial is not None:
-        names.append(f"read_{initial.kind}")
-    return names
+        readers.append(f"read_{initial.segmentation.kind}")
+    if readers:
+        yield from ("from pathlib import Path", "")
+    yield from ("import numpy as np", "from PIL import Image", "", "import crfield")
+    if image.sample is not None:
+        yield "from crfield.datasets import load_sample"
+    if readers:
+        yield f"from crfield.io.images import {', '.join(readers)}"
+    if in_colors:
+        yield "from crfield.show.pictures import label_palette"
+    if initial is not None:
+        yield "from crfield.unary.costs import read_segmentation"
 
 
-def _model_lines(settings: Settings, n_labels: int) -> list[str]:
+def _image_line(image: OpenImage) -> str:
+    if image.sample is not None:
+        return f"image = load_sample({image.sample!r}).image"
+    pages = ""
+    if image.name.lower().endswith((".tif", ".tiff")):
+        shape = ", ".join(map(str, image.pixels.shape))
+        pages = f".reshape(-1, {shape})[0]  # of several pages the first"
+    return f"image = read_image(Path({image.name!r})).array{pages}"
+
+
+def _initial_lines(initial: Initial, settings: Settings) -> Iterator[str]:
+    given = initial.segmentation
+    is_map = given.kind == "labels"
+    yield f"values = read_{given.kind}(Path({initial.name!r})){'.array' if is_map else ''}"
+    if is_map:
+        options = f"confidence={settings.confidence!r}, unknown={given.unknown}"
+        yield f"segmentation, values = read_segmentation(values, image.shape, {options})"
+    else:
+        yield "segmentation, values = read_segmentation(values, image.shape)"
+    yield "unary = segmentation.costs(values)"
+
+
+def _model_lines(settings: Settings, n_labels: int) -> Iterator[str]:
     if settings.model is not None:
-        return ['crf = crfield.DenseCRF.load("model.safetensors")']
-    lines = [f"crf = crfield.DenseCRF({n_labels}, ["]
+        yield 'crf = crfield.DenseCRF.load("model.safetensors")'
+        return
+    yield f"crf = crfield.DenseCRF({n_labels}, ["
     if settings.spatial is not None:
-        lines += [
-            f"    crfield.Pairwise(crfield.Spatial({settings.spatial!r}), "
-            f"crfield.Potts({settings.spatial_weight!r})),"
-        ]
+        kernel, weight = f"Spatial({settings.spatial!r})", settings.spatial_weight
+        yield f"    crfield.Pairwise(crfield.{kernel}, crfield.Potts({weight!r})),"
     if settings.bilateral is not None:
         pixels, colors = settings.bilateral
-        lines += [
-            f"    crfield.Pairwise(crfield.Bilateral({pixels!r}, {colors!r}), "
-            f"crfield.Potts({settings.bilateral_weight!r})),"
-        ]
-    return [*lines, "])"]
-
-
-def _ending(settings: Settings) -> list[str]:
-    return [
-        "result = crf.infer(",
-        f"    image, unary, algorithm={settings.algorithm!r}, max_iter={settings.max_iter},",
-        f"    tol={settings.tol!r},",
-        ")",
-        "print(result.status.value)",
-    ]
-
+        kernel, weight = f"Bilateral({pixels!r}, {colors!r})", settings.bilateral_weight
+        yield f"    crfield.Pairwise(crfield.{kernel}, crfield.Potts({weight!r})),"
+    yield "])"

@@ -16,27 +16,25 @@ from crfield._core.validate import InputError
 from crfield.app.limits import Limits
 from crfield.app.settings import Settings
 from crfield.dense.model import DenseCRF
+from crfield.unary.costs import Segmentation
 from crfield.unary.scribbles import Colors, colors_of
 
 Bytes = NDArray[np.uint8]
-NOTHING = 255  # a pixel without a scribble
 _Item = TypeVar("_Item")
 
 
 class UnknownError(InputError):
-    """An id that stands for nothing, or no longer."""
+    """An id that is not known, or no longer."""
 
 
 @dataclass(frozen=True)
 class Initial:
-    """A segmentation to start from: a label map (H, W) or probabilities (H, W, L).
-
-    `ids` (L,) are the labels of a map, 0..L-1 for probabilities.
+    """A segmentation to start from: a label map (H, W) or probabilities (H, W, L), and what they
+    mean; `name` is what the page calls its file.
     """
 
-    kind: str
+    segmentation: Segmentation
     values: NDArray[Any]
-    ids: NDArray[np.int64]
     name: str
 
 
@@ -61,7 +59,7 @@ class Refinement:
         fit into two bytes, and 0..L-1 otherwise.
         """
         ids = np.arange(self.report["n_labels"])
-        given = ids if self.initial is None else self.initial.ids
+        given = ids if self.initial is None else self.initial.segmentation.ids
         if given.min() >= 0 and given.max() < 2**16:
             ids = given
         return ids.astype(np.uint8 if ids.max() < 256 else np.uint16)

@@ -4,63 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import (
-    MAX_LABELS,
-    InputError,
-    as_count,
-    check_memory,
-    working_dtype,
-)
-from crfield.blocks.parts import Block, Parts, Slices, cut
-from crfield.dense.inputs import is_foreground, refuse_colors, sums_to_one
+from crfield._core.validate import InputError, working_dtype
+from crfield.blocks.parts import Block, Slices, Source, cut
 from crfield.dense.kernels import Bilateral
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import color_scale
-from crfield.refinement import costs_of_foreground, costs_of_ids, known_ids, present_ids
-from crfield.unary.costs import unary_from_labels, unary_from_probabilities
-
-
-@dataclass(frozen=True)
-class Reader:
-    """How every part of a segmentation becomes costs.
-
-    costs : turns a part (*window,) or (*window, L) into costs (*window, L).
-    ids : (L,) ids of the labels.
-    from_labels : whether the segmentation is a label map.
-    """
-
-    costs: Callable[[NDArray[Any]], NDArray[Any]]
-    ids: NDArray[np.int64]
-    from_labels: bool
+from crfield.unary.costs import (
+    Segmentation,
+    float_segmentation,
+    is_foreground,
+    label_segmentation,
+    refuse_colors,
+    sums_to_one,
+)
 
 
 @dataclass(frozen=True)
 class BlockInputs:
     """An image (*grid[, C]) or None, a segmentation (*grid[, L]) and a mask (*grid,) or None.
 
-    foreground : whether floats hold one number a pixel.
+    foreground : whether floats hold one number per pixel.
     channels_first : whether the labels are the first axis of what is stored.
     """
 
-    image: Parts | None
-    values: Parts
-    mask: Parts | None
+    image: Source | None
+    values: Source
+    mask: Source | None
     grid: tuple[int, ...]
     foreground: bool
     channels_first: bool
 
-    @property
-    def from_labels(self) -> bool:
-        """Whether the segmentation is a label map."""
-        return self.values.dtype.kind in "iub"
+    def segmentation(
+        self, blocks: Sequence[Block], confidence: float, unknown: int | None,
+        n_labels: int | None,
+    ) -> Segmentation:
+        """What the segmentation means; the ids of a label map are collected from all blocks."""
+        if self.values.dtype.kind not in "iub":
+            shape = self.values.shape
+            return float_segmentation(
+                (*shape[1:], shape[0]) if self.channels_first else shape, self.foreground
+            )
+        return label_segmentation(
+            (self.part(block.core) for block in blocks),
+            max(math.prod(side.stop - side.start for side in block.core) for block in blocks),
+            confidence=confidence, unknown=unknown, n_labels=n_labels,
+        )
 
     @property
     def work_dtype(self) -> np.dtype[Any]:
@@ -84,8 +79,8 @@ class BlockInputs:
 
 def open_inputs(image: Any, values: Any, mask: Any, layout: str) -> BlockInputs:
     """Look at shapes and types, and at values only where shapes do not tell what they mean."""
-    stored = Parts(values, "probabilities_or_labels")
-    picture = None if image is None else Parts(image, "image")
+    stored = Source(values, "probabilities_or_labels")
+    picture = None if image is None else Source(image, "image")
     grid = stored.shape
     foreground = first = False
     if stored.dtype.kind in "iub":
@@ -105,7 +100,7 @@ def open_inputs(image: Any, values: Any, mask: Any, layout: str) -> BlockInputs:
             f"image must have shape {grid} or ({', '.join(map(str, grid))}, C) to match the "
             f"segmentation, got {picture.shape}; give both one size."
         )
-    chosen = None if mask is None else Parts(mask, "mask")
+    chosen = None if mask is None else Source(mask, "mask")
     if chosen is not None and (chosen.shape != grid or chosen.dtype != np.bool_):
         raise InputError(
             f"mask must be a boolean array of shape {grid}, got {chosen.dtype} {chosen.shape}; "
@@ -119,35 +114,6 @@ def count_selected(inputs: BlockInputs, blocks: Sequence[Block]) -> int | None:
     if inputs.mask is None:
         return None
     return sum(int(inputs.mask.read(block.core).sum()) for block in blocks)
-
-
-def make_reader(
-    inputs: BlockInputs, blocks: Sequence[Block], confidence: float, unknown: int | None,
-    n_labels: int | None,
-) -> Reader:
-    """How parts become costs; the ids of a label map are collected from all blocks first."""
-    if not inputs.from_labels:
-        costs = costs_of_foreground if inputs.foreground else unary_from_probabilities
-        count = 2 if inputs.foreground else inputs.values.shape[0 if inputs.channels_first else -1]
-        return Reader(costs, np.arange(count), False)
-    if n_labels is not None:
-        count = as_count(n_labels, "n_labels", maximum=MAX_LABELS)
-        largest = max(math.prod(b.stop - b.start for b in block.core) for block in blocks)
-        check_memory(
-            4.0 * count * largest, f"A block of {largest} pixels with {count} labels",
-            "use fewer labels or smaller blocks",
-        )
-        given = partial(
-            unary_from_labels, n_labels=count, confidence=confidence, unknown=unknown
-        )
-        return Reader(given, np.arange(count), True)
-    present = np.empty(0, np.int64)
-    for block in blocks:
-        present = np.union1d(present, present_ids(inputs.part(block.core)))
-    ids = known_ids(present, unknown)
-    return Reader(
-        partial(costs_of_ids, ids=ids, confidence=confidence, unknown=unknown), ids, True
-    )
 
 
 def same_everywhere(model: DenseCRF, inputs: BlockInputs, blocks: Sequence[Block]) -> DenseCRF:
@@ -173,8 +139,8 @@ def same_everywhere(model: DenseCRF, inputs: BlockInputs, blocks: Sequence[Block
     return dataclasses.replace(model, terms=terms)
 
 
-def _extent(image: Parts, blocks: Sequence[Block]) -> tuple[float, float]:
-    """Least and largest value of an image of floats; of others nobody asks."""
+def _extent(image: Source, blocks: Sequence[Block]) -> tuple[float, float]:
+    """Least and largest value of an image of floats; zeros for others, whose scale is known."""
     if image.dtype.kind != "f":
         return 0.0, 0.0
     low, high = np.inf, -np.inf
@@ -187,7 +153,7 @@ def _extent(image: Parts, blocks: Sequence[Block]) -> tuple[float, float]:
 
 
 def _is_foreground(
-    stored: Parts, shape: tuple[int, ...], image_shape: tuple[int, ...], first: bool
+    stored: Source, shape: tuple[int, ...], image_shape: tuple[int, ...], first: bool
 ) -> bool:
     found = is_foreground(shape, image_shape)
     if found is not None:

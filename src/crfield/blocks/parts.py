@@ -17,8 +17,15 @@ from numpy.typing import NDArray
 
 from crfield._core.atomic import atomic_path
 from crfield._core.foreign import UnusableArray, is_from, is_spatial_image, turned_voxels
-from crfield._core.validate import InputError, as_array, as_count, as_path, check_memory, shown
-from crfield.io.pixels import image_array
+from crfield._core.validate import (
+    InputError,
+    as_array,
+    as_count,
+    as_image,
+    as_path,
+    check_memory,
+    shown,
+)
 
 Slices = tuple[slice, ...]
 
@@ -75,8 +82,8 @@ def as_sides(value: Any, name: str, grid_dim: int, minimum: int) -> tuple[int, .
     return (as_count(value, name, minimum),) * grid_dim
 
 
-class Parts:
-    """An array of any kind, read part by part; what cannot be is read whole at once.
+class Source:
+    """An array of any kind that is read part by part; what cannot be is read whole at once.
 
     values : NumPy arrays and memory maps, zarr, h5py, dask and xarray arrays, tensors and nibabel
         images (as (Z, H, W[, C])) are cut before they are converted.
@@ -88,7 +95,7 @@ class Parts:
         if is_spatial_image(values):
             self._source = _TurnedImage(values, name)
         elif is_from(values, "PIL") and name == "image":
-            self._source = image_array(values)
+            self._source = as_image(values)
         elif all(hasattr(values, needed) for needed in ("shape", "dtype", "__getitem__")):
             self._source = values
         else:

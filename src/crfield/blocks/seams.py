@@ -145,17 +145,15 @@ class SeamBound:
     """The bound t of the module's head on one block, brought up to date iteration by iteration."""
 
     def __init__(
-        self, model: DenseCRF, observation: Observation, block: Block, *, dtype: np.dtype[Any],
-        filter: str, threads: int,
+        self, model: DenseCRF, observation: Observation, block: Block, dtype: np.dtype[Any],
+        inference: Inference,
     ) -> None:
         assert observation.window is not None
         whole = observation.window.whole
         self._seen = observation
         self._terms = []
         self._source = np.zeros(observation.n_variables)
-        built = build_terms(
-            model.terms, observation, dtype, Inference(filter=filter, threads=threads)
-        )
+        built = build_terms(model.terms, observation, dtype, inference)
         for pairwise, term in zip(model.terms, built, strict=True):
             operator = term.operator
             assert isinstance(operator, NativeFilter)

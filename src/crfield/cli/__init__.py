@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import signal
 import sys
@@ -10,10 +11,10 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from crfield._core.validate import InputError
-from crfield.cli.parsing import Parser
+from crfield.cli.words import in_options
 
 DESCRIPTION = "Make segmentations follow the image, with a dense conditional random field."
 EPILOG = """\
@@ -94,9 +95,44 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class Parser(argparse.ArgumentParser):
+    """The parser of the command line and of each of its subcommands, which tells which option a
+    mistyped one was meant to be.
+    """
+
+    _words: tuple[str, ...] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Remember the words, so that an error can look at them."""
+        self._words = tuple(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """End with the message, and with the option that comes nearest to an unknown one."""
+        known = self._options()
+        for word in self._words:
+            name = word.split("=")[0]
+            if not name.startswith("--") or any(option.startswith(name) for option in known):
+                continue
+            if close := difflib.get_close_matches(name, known, 1):
+                message = f"there is no {name}; did you mean {close[0]}?"
+                break
+        super().error(message)
+
+    def _options(self) -> list[str]:
+        """All long options that the words could hold."""
+        found: list[str] = []
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, command in action.choices.items():
+                    found += command._options() if name in self._words else []
+            found += [option for option in action.option_strings if option.startswith("--")]
+        return found
+
+
 def _share_one_heap() -> None:
-    """Keep less memory idle with several images at a time; a library may not decide that for its
-    program, a program may.
+    """Keep less memory idle with several images at a time. It holds for the whole process, so the
+    command does it and the library does not.
     """
     from crfield._core import _native
 
@@ -132,7 +168,7 @@ def _drop_output() -> None:
 
 
 def _fail(sentence: str) -> int:
-    print(f"crfield: error: {sentence}", file=sys.stderr)
+    print(f"crfield: error: {in_options(sentence)}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:
@@ -141,4 +177,4 @@ def _fail(sentence: str) -> int:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"crfield: warning: {message}", file=sys.stderr)
+    print(f"crfield: warning: {in_options(str(message))}", file=sys.stderr)

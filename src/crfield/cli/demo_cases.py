@@ -16,9 +16,9 @@ from crfield.dense.model import DenseCRF
 from crfield.metrics import confusion_matrix, mean_iou
 from crfield.refinement import potts_model
 from crfield.show import pictures
+from crfield.unary.costs import CUSTOMARY_CONFIDENCE
 
 PANEL_WIDTH = 320
-CUSTOMARY_CONFIDENCE = 0.7
 INPUT_TITLES = {"labels": "coarse labels", "probabilities": "noisy probabilities"}
 Labels = npt.NDArray[Any]
 

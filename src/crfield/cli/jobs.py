@@ -31,7 +31,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Pairing:
     """The jobs of one command; `failures` maps images without one to the reason."""
 
     jobs: list[Job]
@@ -40,9 +40,9 @@ class Plan:
     is_batch: bool
 
 
-def plan_jobs(
+def pair_files(
     images: Sequence[Path], predictions: Path, suffixes: Sequence[str], output: Path | None
-) -> Plan:
+) -> Pairing:
     """Pair images with predictions by file stem; `suffixes` tells which files are predictions."""
     is_batch = len(images) > 1 or images[0].is_dir()
     image_files = [file for image in images for file in _files(image, IMAGE_SUFFIXES)]
@@ -53,7 +53,7 @@ def plan_jobs(
         )
     if not is_batch and not predictions.is_dir():
         folder, file = _single_output(output)
-        return Plan([Job(images[0], predictions, folder, file)], {}, [], False)
+        return Pairing([Job(images[0], predictions, folder, file)], {}, [], False)
     folder, file = (output_folder(output), None) if is_batch else _single_output(output)
     partners = _by_stem(_files(predictions, suffixes))
     jobs: list[Job] = []
@@ -78,7 +78,7 @@ def plan_jobs(
     # Images named one by one may well be a choice among those that have predictions.
     whole_folder = any(image.is_dir() for image in images)
     lonely = [path for stem, paths in partners.items() if stem not in taken for path in paths]
-    return Plan(jobs, failures, lonely if whole_folder else [], is_batch)
+    return Pairing(jobs, failures, lonely if whole_folder else [], is_batch)
 
 
 def check_no_input_is_overwritten(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:

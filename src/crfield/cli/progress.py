@@ -1,20 +1,44 @@
-"""How far `crfield learn` is, on standard error."""
+"""How far a command is, on standard error."""
 
 from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from crfield.learning import LearningReport
 
 
+class BlockProgress:
+    """How far `crfield refine --block` is: a bar on a terminal, one line per block if verbose."""
+
+    def __init__(self, image: Path, *, verbose: bool) -> None:
+        from tqdm import tqdm
+
+        self._image, self._verbose = image, verbose
+        self._bar = tqdm(unit="block", disable=verbose or not sys.stderr.isatty(), leave=False)
+
+    def __enter__(self) -> BlockProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._verbose:
+            print(f"{self._image}: block {done} of {total}", file=sys.stderr)
+        self._bar.total = total
+        self._bar.update()
+
+
 class LearningProgress:
-    """One line that is redrawn on a terminal, a line an iteration elsewhere; nothing if quiet.
+    """How far `crfield learn` is: one line that is redrawn on a terminal, one line per iteration
+    elsewhere; nothing if quiet.
 
     An iteration takes several passes over the images, and the time left is what the iterations
-    took that visited any: those of a resumed run that come from its journal take no time.
+    took that visited any: those of a resumed run that come from its checkpoint take no time.
     """
 
     def __init__(

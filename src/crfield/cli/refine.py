@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,29 +17,33 @@ import numpy.typing as npt
 
 import crfield
 from crfield._core.validate import InputError
-from crfield.cli.blocks import refine_in_blocks
-from crfield.cli.extras import extra_outputs, palette_of, warn_of_lost_labels, write_extras
 from crfield.cli.graph_text import counted
-from crfield.cli.jobs import Job, Plan, check_no_input_is_overwritten, plan_jobs
-from crfield.cli.options import (
+from crfield.cli.jobs import Job, Pairing, check_no_input_is_overwritten, pair_files
+from crfield.cli.refine_blocks import refine_in_blocks
+from crfield.cli.refine_options import (
     add_files,
     add_inference_options,
     add_model_options,
     refine_arguments,
 )
-from crfield.dense.inputs import grid_hint, without_labels
+from crfield.cli.words import in_options
+from crfield.io.arrays import write_array
 from crfield.io.images import (
     LABEL_SUFFIXES,
     PROBABILITY_SUFFIXES,
     ImageFile,
     check_output,
     default_suffix,
+    file_stem,
     file_suffix,
     read_image,
     read_labels,
     read_probabilities,
     write_labels,
+    write_picture,
 )
+from crfield.show import pictures
+from crfield.unary.costs import UNKNOWN, given_labels, grid_hint, without_labels
 
 DESCRIPTION = """\
 Refine a segmentation so that its borders follow the edges of the image. Give the image and
@@ -58,6 +63,7 @@ examples:
 Files in folders are matched by their stems: photos/cat.jpg with masks/cat.png."""
 
 Record = dict[str, Any]
+_MOST_NAMED = 8  # labels in one sentence
 
 
 def add_command(commands: Any) -> None:
@@ -91,8 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
         if labels is not None
         else (arguments.probs, PROBABILITY_SUFFIXES)
     )
-    plan = plan_jobs(arguments.images, predictions, suffixes, arguments.output)
-    inputs = [path for job in plan.jobs for path in (job.image, job.prediction)]
+    paired = pair_files(arguments.images, predictions, suffixes, arguments.output)
+    inputs = [path for job in paired.jobs for path in (job.image, job.prediction)]
     inputs += [arguments.model] if arguments.model is not None else []
 
     refine_it = refine_file if getattr(arguments, "block", None) is None else refine_in_blocks
@@ -100,29 +106,30 @@ def run(arguments: argparse.Namespace) -> int:
     def refine_one(job: Job) -> Record:
         return refine_it(job, arguments, keywords, inputs)
 
-    if not plan.is_batch:
-        record = refine_one(plan.jobs[0])
+    if not paired.is_batch:
+        record = refine_one(paired.jobs[0])
         print(json.dumps(record, indent=2) if arguments.json else _line(record))
         return 0
-    records = _refine_all(plan, refine_one, quiet=arguments.json)
+    records = _refine_all(paired, refine_one, quiet=arguments.json)
     if arguments.json:
         print(json.dumps(records, indent=2))
-    return _report_failures(plan, records)
+    return _report_failures(paired, records)
 
 
-def _refine_all(plan: Plan, refine_one: Callable[[Job], Record], quiet: bool) -> list[Record]:
+def _refine_all(paired: Pairing, refine_one: Callable[[Job], Record], quiet: bool) -> list[Record]:
     """Records of all images; what fails gets a record with its error."""
     from tqdm import tqdm
 
     records: list[Record] = [
         {"input": str(image), "error": f"{image} {reason}"}
-        for image, reason in plan.failures.items()
+        for image, reason in paired.failures.items()
     ]
-    for job in tqdm(plan.jobs, unit="image", disable=not sys.stderr.isatty()):
+    for job in tqdm(paired.jobs, unit="image", disable=not sys.stderr.isatty()):
         try:
             record = refine_one(job)
         except (InputError, OSError, MemoryError) as error:
-            record = {"input": str(job.image), "error": str(error) or type(error).__name__}
+            sentence = in_options(str(error)) or type(error).__name__
+            record = {"input": str(job.image), "error": sentence}
         else:
             if not quiet:
                 tqdm.write(_line(record))
@@ -130,8 +137,8 @@ def _refine_all(plan: Plan, refine_one: Callable[[Job], Record], quiet: bool) ->
     return records
 
 
-def _report_failures(plan: Plan, records: list[Record]) -> int:
-    for path in plan.lonely_predictions:
+def _report_failures(paired: Pairing, records: list[Record]) -> int:
+    for path in paired.lonely_predictions:
         print(f"crfield: warning: there is no image for {path}.", file=sys.stderr)
     failed = [record for record in records if "error" in record]
     for record in failed:
@@ -154,7 +161,7 @@ def refine_file(
     prediction, like = _read_prediction(job, image, arguments, keywords)
     output = job.output_with(default_suffix(job.image, len(image.grid), like.nifti))
     check_output(output, len(image.grid))
-    extras = extra_outputs(output, arguments)
+    extras = _extra_outputs(output, arguments)
     check_no_input_is_overwritten((output, *extras.values()), inputs)
 
     start = time.perf_counter()
@@ -168,8 +175,8 @@ def refine_file(
     seconds = time.perf_counter() - start
 
     write_labels(output, result.labels, like)
-    write_extras(extras, image, prediction, result, like, keywords)
-    warn_of_lost_labels(job.prediction, prediction, result.labels, keywords)
+    _write_extras(extras, image, prediction, result, like, keywords)
+    _warn_of_lost_labels(job.prediction, prediction, result.labels, keywords)
     ids, counts = np.unique(result.labels, return_counts=True)
     learned_iterations = getattr(keywords.get("model"), "max_iter", None)
     return {
@@ -191,16 +198,15 @@ def _read_prediction(
     job: Job, image: ImageFile, arguments: argparse.Namespace, keywords: dict[str, Any]
 ) -> tuple[npt.NDArray[Any], ImageFile]:
     """Labels or probabilities, and the file whose kind the result takes after."""
-    palette = palette_of(keywords)
+    palette = _palette(keywords)
     if hasattr(arguments, "probs"):
         layout = keywords.get("layout", "channels_last")
         values = read_probabilities(
             job.prediction, arguments.max_pixels, layout, may_be_foreground=True
         )
         label_axis = -1 if layout == "channels_last" else 0
-        if values.ndim == 2 and values.shape == image.grid:  # the foreground's alone
-            values = np.stack([1 - values, values], label_axis)
-        _check_grids(job, image, values.shape, label_axis)
+        foreground = values.ndim == 2 and values.shape == image.grid
+        _check_grids(job, image, values.shape, None if foreground else label_axis)
         return values, replace(image, palette=palette)
     labels = read_labels(job.prediction, arguments.max_pixels)
     _check_grids(job, image, labels.grid, None)
@@ -217,7 +223,6 @@ def _check_grids(
     if image.grid == without_labels(shape, label_axis):
         return
     remedy = grid_hint(shape, image.array.shape, label_axis)
-    remedy = remedy.replace('pass layout="channels_first"', "add --layout channels_first")
     if image.turned:
         remedy += "; the image was turned as its EXIF orientation says"
     raise InputError(
@@ -228,7 +233,7 @@ def _check_grids(
 
 def _check_two_labels(labels: ImageFile, keywords: dict[str, Any]) -> None:
     """Refuse a map of one label, and tell the usual reason: a mask of 0 and 255."""
-    unknown = keywords.get("unknown", 255)
+    unknown = keywords.get("unknown", UNKNOWN)
     ids = np.unique(labels.array)
     known = ids[ids != unknown] if unknown is not None else ids
     if len(known) >= 2 or keywords.get("model") is not None:
@@ -242,6 +247,67 @@ def _check_two_labels(labels: ImageFile, keywords: dict[str, Any]) -> None:
         f"expected at least two labels, but {labels.path} holds only {ids[0]}; "
         "there is nothing to refine in it."
     )
+
+
+def _extra_outputs(output: Path, arguments: argparse.Namespace) -> dict[str, Path]:
+    """Files asked for beside the labels, by the name of their option."""
+    suffixes = {"overlay": "png", "side_by_side": "png", "entropy": "png", "marginals": "npy"}
+    return {
+        name: output.with_name(f"{file_stem(output)}_{name}.{suffix}")
+        for name, suffix in suffixes.items()
+        if getattr(arguments, name)
+    }
+
+
+def _write_extras(
+    paths: dict[str, Path],
+    image: ImageFile,
+    prediction: npt.NDArray[Any],
+    result: Any,
+    like: ImageFile,
+    keywords: dict[str, Any],
+) -> None:
+    """Write the files that `_extra_outputs` names."""
+    stored = like.palette or _palette(keywords)
+    palette = np.frombuffer(stored.ljust(768, b"\0"), np.uint8).reshape(-1, 3)
+    if "overlay" in paths:
+        tinted = pictures.overlay(image.array, result.labels, palette=palette)
+        write_picture(paths["overlay"], tinted)
+    if "side_by_side" in paths:
+        before = given_labels(prediction, image.grid, keywords.get("layout", "channels_last"))
+        shown = [pictures.colorize(labels, palette) for labels in (before, result.labels)]
+        photo = pictures.show(image.array, len(image.grid))
+        row = pictures.side_by_side(photo, *shown, titles=("image", "input", "refined"))
+        write_picture(paths["side_by_side"], row)
+    if "entropy" in paths:
+        write_picture(paths["entropy"], pictures.entropy_map(result.marginals))
+    if "marginals" in paths:
+        write_array(paths["marginals"], result.marginals)
+
+
+def _palette(keywords: dict[str, Any]) -> bytes:
+    """Colors for ids 0 to 255, where unknown pixels look empty."""
+    palette = pictures.label_palette(256)
+    unknown = keywords.get("unknown", UNKNOWN)
+    if unknown is not None and 0 <= unknown < 256:
+        palette[unknown] = 224
+    return palette.tobytes()
+
+
+def _warn_of_lost_labels(
+    path: Path, prediction: npt.NDArray[Any], found: npt.NDArray[Any], keywords: dict[str, Any]
+) -> None:
+    """Warn of labels that the input holds and the result `found` (*grid,) does not."""
+    layout = keywords.get("layout", "channels_last")
+    lost = np.setdiff1d(given_labels(prediction, found.shape, layout), found)
+    if prediction.dtype.kind != "f":
+        lost = lost[lost != keywords.get("unknown", UNKNOWN)]
+    if not len(lost):
+        return
+    names = ", ".join(map(str, lost[:_MOST_NAMED])) + (", ..." if len(lost) > _MOST_NAMED else "")
+    remedy = "" if "model" in keywords else "; lower --bilateral-weight or --spatial-weight"
+    some = f"labels {names} of {path} are" if len(lost) > 1 else f"label {names} of {path} is"
+    warnings.warn(f"{some} gone from the result{remedy}.", stacklevel=2)
 
 
 def _show_iteration(job: Job) -> Callable[[int, Any, float], None]:
@@ -267,7 +333,7 @@ def _line(record: Record) -> str:
     steps = counted(record["n_iter"], "iteration")
     if record["status"] == crfield.InferenceStatus.MAX_ITER.value:
         learned = record["as_learned"]
-        steps += ", as learned" if learned else " (the limit; raise --iterations to go on)"
+        steps += ", as learned" if learned else " (the limit; raise --max-iter to go on)"
     else:
         steps += ", converged" if record["converged"] else ", as far as rounding allows"
     return f"{record['input']} -> {record['output']}: {steps}, {record['seconds']:.2f} s"

@@ -1,15 +1,13 @@
-"""Data sets on disk, sample photos with masks, made-up scenes, figures and words, and ways to spoil
-good masks.
-"""
+"""Data sets in folders, sample photos with masks, made-up data, and ways to spoil good masks."""
 
 from typing import TYPE_CHECKING, Any
 
 from crfield.datasets.degrade import coarsen, noisy_probabilities
-from crfield.datasets.ellipses import NoisyUnaries, ellipse_set, noisy_unaries
+from crfield.datasets.ellipses import ellipse_set, noisy_unaries
 from crfield.datasets.samples import Sample, load_sample, sample_names
 from crfield.datasets.shrunk import Shrunk
 from crfield.datasets.synthetic import Scene, synthetic_scenes
-from crfield.datasets.words import LetterWords, letter_image, noisy_words
+from crfield.datasets.words import noisy_words
 
 if TYPE_CHECKING:
     from crfield.datasets.folder import Example, FolderDataset
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import what needs Pillow once it is used."""
+        """Import what needs Pillow when it is used."""
         if name in ("Example", "FolderDataset"):
             from crfield.datasets import folder
 
@@ -33,15 +31,12 @@ __all__ = [
     "Augmentation",
     "Example",
     "FolderDataset",
-    "LetterWords",
-    "NoisyUnaries",
     "Sample",
     "Scene",
     "Shrunk",
     "Silhouettes",
     "coarsen",
     "ellipse_set",
-    "letter_image",
     "load_sample",
     "noisy_probabilities",
     "noisy_unaries",

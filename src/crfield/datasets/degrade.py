@@ -165,7 +165,7 @@ def _gaussian(
 
 
 def _shake(labels: Labels, jitter: float, block: int, rng: np.random.Generator) -> Labels:
-    """Read every label from a place displaced by a smooth random field."""
+    """Read every label from a position displaced by a smooth random field."""
     grid = labels.shape
     coarse = tuple(-(-length // block) for length in grid)
     shift = _interpolate(_gaussian(rng, (*coarse, len(grid)), jitter), grid, block)
@@ -178,7 +178,7 @@ def _shake(labels: Labels, jitter: float, block: int, rng: np.random.Generator) 
 
 
 def _block_shares(labels: Labels, n_labels: int, block: int) -> NDArray[np.float32]:
-    """Share of each label in each block, (*coarse, L); blocks over the border are cut off."""
+    """Share of each label in each block, (*coarse, L); blocks are cut off at the border."""
     totals: NDArray[np.float32] = (labels[..., None] == np.arange(n_labels)).astype(np.float32)
     for axis, length in enumerate(labels.shape):
         totals = np.add.reduceat(totals, np.arange(0, length, block), axis=axis)

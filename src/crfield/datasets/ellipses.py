@@ -1,4 +1,4 @@
-"""Six sets of made-up figures, each more variable than the one before, and noisy costs for them."""
+"""Six sets of made-up figures, each more variable than the last, and noisy costs for them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _FIGURES = (
         (0.77, 0.64, 0.22, 0.11),
     ),
 )
-# Of each level: standard deviations of the whole figure's place and of each ellipse's, in shares of
-# the side, and of the logarithms of the half axes.
+# For each level: standard deviations of the positions of the figure and of its ellipses, in shares
+# of the side, and of the logarithms of the half axes.
 _SPREADS = (
     (0.03, 0.015, 0.08),
     (0.05, 0.03, 0.13),
@@ -37,7 +37,7 @@ _SPREADS = (
     (0.10, 0.125, 0.30),
     (0.12, 0.22, 0.42),
 )
-# Nearest that the middle of an ellipse comes to the sides: figures stay in the frame.
+# Least distance of an ellipse's center from the sides, so that figures stay in the frame.
 _BORDER = 0.1
 # Radius of the blocks of structured noise, 5 pixels across.
 _BLOCK_RADIUS = 2.5
@@ -63,9 +63,9 @@ class NoisyUnaries(NamedTuple):
 def ellipse_set(level: int, n: int, *, size: int = 32, seed: int = 0) -> NDArray[np.uint8]:
     """Masks of figures of two to four ellipses that look like a person or a snowman.
 
-    The six levels differ in how far the place and the half axes of the ellipses stray from those
-    of three model figures (CHOPP section 5.1): `crfield.patterns.variability` rises
-    from level to level.
+    The six levels differ in how far the positions and half axes of the ellipses deviate from those
+    of three model figures (CHOPP section 5.1): `crfield.patterns.variability` rises from level to
+    level.
 
     Parameters
     ----------
@@ -76,8 +76,8 @@ def ellipse_set(level: int, n: int, *, size: int = 32, seed: int = 0) -> NDArray
     size
         Side of the masks in pixels, at least 8.
     seed
-        The same seed gives the same masks, and figures of two levels that differ by their spread
-        alone.
+        The same seed gives the same masks, and at different levels figures that differ only in
+        their spread.
 
     Returns
     -------
@@ -102,10 +102,10 @@ def noisy_unaries(
 ) -> NoisyUnaries:
     """Costs of masks that are seen through pixel noise and a few wrong blocks.
 
-    The image is z = mask + noise * N(0, 1), where within each of `n_blocks` discs of 5 pixels
-    across, at random places, the mask counts as the opposite of what it is in the disc's middle
-    (CHOPP section 5.1). The costs are -log p(label | z) for somebody who knows of the noise but
-    not of the blocks: cost of 0 - cost of 1 = (2 z - 1) / (2 noise^2).
+    The image is z = mask + noise * N(0, 1). Within each of `n_blocks` randomly placed discs, 5
+    pixels across, the mask is replaced by the opposite of its value at the disc's center (CHOPP
+    section 5.1). The costs are -log p(label | z) of a model that knows the noise but not the
+    blocks: cost of 0 - cost of 1 = (2 z - 1) / (2 noise^2).
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def noisy_unaries(
 def _figure(
     spreads: tuple[float, float, float], size: int, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """(size, size), whether a pixel's middle lies in one of the ellipses of a figure."""
+    """(size, size), whether a pixel's center lies in one of the ellipses of a figure."""
     place_spread, center_spread, axis_spread = spreads
     ellipses = np.array(_FIGURES[rng.integers(len(_FIGURES))])
     place = place_spread * rng.standard_normal(2)
@@ -160,7 +160,7 @@ def _figure(
 def _with_wrong_blocks(
     mask: NDArray[np.float64], n_blocks: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """The mask with discs of the label that is wrong in their middle."""
+    """The mask with discs of the label that is wrong at their center."""
     result = mask.copy()
     rows, columns = np.indices(mask.shape)
     for _ in range(n_blocks):

@@ -30,7 +30,7 @@ from crfield.metrics import as_label_map
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One image with what is known about it.
+    """One image with its costs, true labels and features.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Example:
     features
         (*grid, F) float32 inputs of a unary that is learned, or None.
     spacing
-        Distance between neighbors along each axis of the grid, (d,), where the file tells it.
+        Distance between neighbors along each axis of the grid, (d,), if the file says.
     """
 
     name: str
@@ -57,15 +57,15 @@ class Example:
 
 
 class FolderDataset(Sequence[Example]):
-    """The examples in a folder; nothing is read before it is asked for, and nothing is kept.
+    """The examples in a folder; each is read when it is asked for, and none is kept.
 
     The root holds
 
     - `images/NAME.jpg` or another format, and `labels/NAME.png`, integer label maps;
-    - `SPLIT.txt`, one NAME a line, for any number of splits;
-    - `classes.txt`, one class a line, `grass` or `1 grass`;
+    - `SPLIT.txt`, one NAME per line, for any number of splits;
+    - `classes.txt`, one class per line, `grass` or `1 grass`;
     - `unaries/NAME.npy` or `.npz`, or `.npz` files whose keys are NAMEs: (*grid, L) numbers,
-      which are interpolated linearly where their grid is coarser than the image's;
+      interpolated linearly if their grid is coarser than the image's;
     - `dataset.json` for what differs from `{"n_labels": <classes in classes.txt>, "void": 255,
       "images": "images", "labels": "labels", "unaries": {"folder": "unaries",
       "kind": "probabilities", "scale": 1}}`.
@@ -141,7 +141,7 @@ class FolderDataset(Sequence[Example]):
 
     @property
     def unary_kind(self) -> str | None:
-        """What the unaries are stored as, None if there are none."""
+        """The kind of the stored unaries, None if there are none."""
         return None if self._unaries is None else self._unaries.description.kind
 
     def __repr__(self) -> str:
@@ -207,7 +207,7 @@ class FolderDataset(Sequence[Example]):
         if not class_names or n_labels not in (None, len(class_names)):
             wanted = "at least one class" if n_labels is None else f"n_labels = {n_labels} classes"
             raise InputError(
-                f"{path} must name {wanted}, got {len(class_names)}; write one class a line."
+                f"{path} must name {wanted}, got {len(class_names)}; write one class per line."
             )
         return class_names
 

@@ -12,19 +12,20 @@ from typing import Any
 
 from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
 from crfield.io.images import file_stem, file_suffix
+from crfield.unary.costs import CUSTOMARY_CONFIDENCE
 
 DESCRIPTION_FILE = "dataset.json"
 CLASSES_FILE = "classes.txt"
 UNARY_KINDS = ("probabilities", "log_probabilities", "costs", "features", "labels")
 
-# Label maps are bytes or words.
+# Label maps have 8 or 16 bits per pixel.
 _MAX_LABELS = 2**16
 _NOT_SPLITS = ("classes", "readme")
 
 
 @dataclass(frozen=True)
 class UnaryDescription:
-    """Where the unaries of a data set lie and what they are.
+    """Where the unaries of a data set are and what kind they are.
 
     Attributes
     ----------
@@ -41,12 +42,12 @@ class UnaryDescription:
     folder: str = "unaries"
     kind: str = "probabilities"
     scale: float = 1.0
-    confidence: float = 0.7
+    confidence: float = CUSTOMARY_CONFIDENCE
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `dataset.json` says, with the defaults of what it leaves out."""
+    """What `dataset.json` says, with defaults for what it leaves out."""
 
     n_labels: int | None = None
     void: int | None = 255
@@ -56,7 +57,7 @@ class Description:
 
 
 def read_description(root: Path, override: Mapping[str, Any] | Path | None) -> Description:
-    """The description in the root; keys of `override`, a mapping or a JSON file, come first."""
+    """The description in the root; keys of `override`, a mapping or JSON file, replace its own."""
     in_root = root / DESCRIPTION_FILE
     keys: dict[str, Any] = {}
     if in_root.is_file():
@@ -100,7 +101,7 @@ def read_split(root: Path, split: str) -> list[str]:
     path = root / f"{split}.txt"
     names = read_lines(path)
     if not names:
-        raise InputError(f"{path} must name at least one image, got none; write one name a line.")
+        raise InputError(f"{path} must name at least one image, got none; write one name per line.")
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -110,7 +111,7 @@ def read_split(root: Path, split: str) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Lines of a text file without blanks around them and without empty ones."""
+    """Lines of a text file, stripped, without empty ones."""
     return [line.strip() for line in _read_text(path).splitlines() if line.strip()]
 
 
@@ -131,7 +132,7 @@ def files_by_name(folder: Path, suffixes: Collection[str]) -> dict[str, list[Pat
 
 
 def one_each(found: Mapping[str, list[Any]], names: Iterable[str], what: str) -> dict[str, Any]:
-    """The only place of each name; none, or a second one, is an error."""
+    """The place of each name; it is an error if there is none or more than one."""
     missing = [name for name in names if name not in found]
     if missing:
         more = len(missing) - 1

@@ -62,7 +62,7 @@ def load_sample(name: str) -> Sample:
 
 
 def _open_picture(file_name: str) -> Image.Image:
-    # Pillow is imported here so that looking at the names does not cost its import.
+    # Imported here so that listing the names does not import Pillow.
     from PIL import Image
 
     with resources.files(__package__).joinpath("photos", file_name).open("rb") as stream:

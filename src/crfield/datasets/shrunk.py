@@ -24,7 +24,7 @@ class ShrunkExample:
 
 
 def fitting_factor(shapes: Sequence[tuple[int, ...]], n_pixels: int) -> int:
-    """The factor that brings grids of these shapes to about so many pixels each."""
+    """The factor that reduces grids of these shapes to about so many pixels each."""
     root = 1 / len(shapes[0])
     side = float(np.mean([float(math.prod(shape)) ** root for shape in shapes]))
     wanted = max(1, round(side / math.pow(n_pixels, root)))
@@ -32,11 +32,11 @@ def fitting_factor(shapes: Sequence[tuple[int, ...]], n_pixels: int) -> int:
 
 
 class Shrunk(Sequence[ShrunkExample]):
-    """Every one of `examples` with its sides divided by `factor`, computed when asked for.
+    """All `examples` with their sides divided by `factor`, each computed when it is asked for.
 
-    Intensities and costs are means over blocks of factor^d pixels; of the true labels, which have
-    no mean, the one in the middle of the block stays. What does not fill a block is cut off. A
-    model learned on it is for the small grid: `model.rescaled(factor)` is for the full one.
+    Intensities and costs are means over blocks of factor^d pixels. The true label is that of the
+    pixel in the middle of the block. What does not fill a block is cut off. A model learned on it
+    is for the small grid; `model.rescaled(factor)` is for the full one.
     """
 
     def __init__(self, examples: Sequence[Any], factor: int) -> None:

@@ -1,4 +1,4 @@
-"""Objects cut out of photos: small images of one size with masks, shifted and mirrored for more."""
+"""Objects cut out of photos: small images of one size with masks, also shifted and mirrored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Silhouettes:
     masks
         (n, size, size) uint8, 1 in the object and 0 elsewhere.
     names
-        Name of the file that each comes from; versions of one file have one name.
+        Name of the file that each comes from; all versions of a file have its name.
     """
 
     images: NDArray[np.uint8]
@@ -55,7 +55,7 @@ class Augmentation:
     Attributes
     ----------
     n_shifts
-        Number of shifted windows beside the first one.
+        Number of shifted windows in addition to the first one.
     mirror
         Whether to mirror all of them.
     reach
@@ -99,11 +99,11 @@ def read_silhouettes(
     margin: float = 0.0,
     augmentation: Augmentation | None = None,
 ) -> Silhouettes:
-    """Read objects with their masks, all brought to one size whatever their aspect.
+    """Read objects with their masks, all resized to one size whatever their aspect ratio.
 
-    Pixels of the images are means over what they cover; a pixel of a mask is 1 where at least
-    half of it is object. What a window covers beyond its image repeats the border in the image
-    and is background in the mask.
+    Pixels of the images are means over the area they cover; a pixel of a mask is 1 if at least
+    half of it is object. Outside the image, a window repeats the image's border, and its mask is
+    background.
 
     Parameters
     ----------
@@ -112,9 +112,9 @@ def read_silhouettes(
     size
         Side of the results, in pixels.
     split, names
-        Of a folder: which list to follow, and which names of it, in that order; None for all.
+        For a folder: which list to follow, and which names from it, in that order; None for all.
     foreground
-        Label or labels of the object; void counts as background. None wants masks of 0 and 1.
+        Label or labels of the object; void counts as background. None expects masks of 0 and 1.
     crop
         "whole" for whole images, "object" for the bounding boxes of the objects.
     margin
@@ -207,7 +207,7 @@ def _as_colors(image: NDArray[Any]) -> NDArray[np.uint8]:
     """(H, W, 3) bytes of a gray or color photo."""
     if image.dtype != np.uint8 or image.ndim < 2 or image.shape[2:] not in ((), (3,)):
         raise InputError(
-            f"the image must be a photo of 8 bits a channel, got {image.dtype} of shape "
+            f"the image must be a photo of 8 bits per channel, got {image.dtype} of shape "
             f"{image.shape}; save it as an 8-bit PNG or JPEG."
         )
     return image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=-1)
@@ -216,7 +216,7 @@ def _as_colors(image: NDArray[Any]) -> NDArray[np.uint8]:
 def _as_mask(truth: Labels, foreground: list[int] | None) -> NDArray[np.uint8]:
     if foreground is None and truth.max(initial=0) > 1:
         raise InputError(
-            f"the mask must hold 0 and 1 alone, got the label {truth.max()}; "
+            f"the mask must hold only 0 and 1, got the label {truth.max()}; "
             "say with foreground which labels are the object."
         )
     mask = np.isin(truth, foreground or [1])

@@ -1,10 +1,10 @@
-"""Unaries of a data set on disk: one file an image, or one key an image in shared `.npz` files."""
+"""Unaries of a data set on disk: one file or one key of a shared `.npz` file per image."""
 
 from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from crfield._core.validate import InputError, as_floats, check_magnitude, first_index
 from crfield.datasets.layout import UnaryDescription, files_by_name, one_each
-from crfield.io.arrays import read_npy, read_npz
-from crfield.io.images import LABEL_SUFFIXES, file_suffix, read_labels
+from crfield.io.arrays import ShapeCheck, read_member, read_npy, read_npz
+from crfield.io.images import LABEL_SUFFIXES, decoding, file_suffix, read_labels
 from crfield.unary.costs import unary_from_labels, unary_from_logits, unary_from_probabilities
 
 Planes = NDArray[np.float32]
-ShapeCheck = Callable[[tuple[int, ...]], None]
 
 _SMALLEST_PROBABILITY = 1e-5
 # How far the probabilities of a pixel may be from summing to one.
@@ -59,7 +58,7 @@ class UnaryStore:
     names
         Images whose unaries must be there.
     image_names
-        All images: an `.npz` called like none of them is shared, its keys are image names.
+        All images; an `.npz` file with another name is shared, and its keys are image names.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class UnaryStore:
                 if stem in image_names:
                     found.setdefault(stem, []).append(Place(path))
                 elif file_suffix(path).lower() == ".npz":
-                    with _decoding(Place(path)):
+                    with decoding(path):
                         keys = self._archive(path).namelist()
                     for key in (key.removesuffix(".npy") for key in keys):
                         if key in wanted:
@@ -117,7 +116,7 @@ class UnaryStore:
         return found
 
     def _archive(self, path: Path) -> zipfile.ZipFile:
-        """An open archive; processes must not share one, as they would share its position."""
+        """An open archive, one per process: sharing it would share its position in the file."""
         if self._opened_by != os.getpid():
             self._archives, self._opened_by = {}, os.getpid()
         if path not in self._archives:
@@ -125,9 +124,9 @@ class UnaryStore:
         return self._archives[path]
 
     def _load(self, place: Place, name: str, check_shape: ShapeCheck) -> NDArray[Any]:
-        with _decoding(place):
+        with decoding(place.path, place):
             if place.key is not None:
-                return _read_member(self._archive(place.path), place.key, check_shape)
+                return read_member(self._archive(place.path), place.path, place.key, check_shape)
             if file_suffix(place.path).lower() == ".npy":
                 return read_npy(place.path, check_shape)
             return read_npz(place.path, (name, self.description.kind), check_shape)
@@ -167,7 +166,7 @@ class UnaryStore:
         values = as_floats(stored, "unaries", np.dtype(np.float32)) * np.float32(scale)
         check_magnitude(values, "unaries times their scale")
         if kind == "probabilities":
-            # Rounding to whole numbers moves the sum by half a step a label.
+            # Rounding to whole numbers moves the sum by up to half a step per label.
             rounding = 0.0 if stored.dtype.kind == "f" else abs(scale) * self.n_labels / 2
             _check_probabilities(values, _SUM_TOLERANCE + rounding)
             fine = np.maximum(resize_linearly(values, grid), _SMALLEST_PROBABILITY)
@@ -184,8 +183,8 @@ class UnaryStore:
 def resize_linearly(values: Planes, grid: tuple[int, ...]) -> Planes:
     """Linear interpolation of each plane of (*coarse, C) to (*grid, C).
 
-    The center of pixel i of n lies at (i + 1/2) / n of the side; beyond the outermost centers
-    the outermost values hold.
+    The center of pixel i of n lies at (i + 1/2) / n of the side. Beyond the outermost centers the
+    outermost values are repeated.
     """
     for axis, length in enumerate(grid):
         n_stored = values.shape[axis]
@@ -230,32 +229,3 @@ def _check_log_probabilities(values: Planes) -> None:
             f"log-probabilities must not be positive, got {values[index]:g} at index {index}; "
             "give a negative scale where they are stored as costs."
         )
-
-
-def _read_member(archive: zipfile.ZipFile, key: str, check_shape: ShapeCheck) -> NDArray[Any]:
-    """One array of an archive, once the shape in its header has passed `check_shape`."""
-    with archive.open(f"{key}.npy") as stream:
-        if np.lib.format.read_magic(stream) == (1, 0):
-            shape = np.lib.format.read_array_header_1_0(stream)[0]
-        else:
-            shape = np.lib.format.read_array_header_2_0(stream)[0]
-    check_shape(shape)
-    with archive.open(f"{key}.npy") as stream:
-        return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
-
-
-@contextmanager
-def _decoding(place: Place) -> Iterator[None]:
-    try:
-        yield
-    except InputError:
-        raise
-    except OSError as error:
-        reason = (error.strerror or str(error) or "no access").lower()
-        raise InputError(f"cannot read {place}: {reason}; check its name and rights.") from error
-    except Exception as error:  # damaged bytes can make a decoder raise anything at all
-        detail = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(
-            f"cannot read {place}: it is damaged, cut short or no array of numbers ({detail}); "
-            "write it again with numpy.save or numpy.savez."
-        ) from error

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from crfield._core.validate import InputError, as_count, as_scalar, shown
 
-# Seven rows of five pixels a letter.
+# Seven rows of five pixels per letter.
 _DRAWN = {
     "A": ".###. #...# #...# ##### #...# #...# #...#",
     "B": "####. #...# #...# ####. #...# #...# ####.",
@@ -54,7 +54,7 @@ _LISTED = """
 COMMON_WORDS = tuple(_LISTED.split())
 
 _HEIGHT, _WIDTH = 7, 5
-# A letter lies anywhere on a grid that is by this much higher and wider.
+# A letter lies anywhere on a grid that is this much taller and wider.
 _ROOM = 1
 
 

@@ -1,4 +1,4 @@
-"""Segmentations, costs and starts as a user may write them: forms, shapes and sizes."""
+"""Costs and starts as a user may write them: shapes, layouts and sizes."""
 
 from __future__ import annotations
 
@@ -44,87 +44,6 @@ def grid_of(shape: tuple[int, ...], n_labels: int, layout: str) -> tuple[int, ..
             f"unary must have at least one variable, got shape {shape}; pass a non-empty grid."
         )
     return shape[1:] if first else shape[:-1]
-
-
-def without_labels(shape: tuple[int, ...], label_axis: int | None) -> tuple[int, ...]:
-    """The grid of a segmentation of this shape whose labels lie along axis 0, -1, or None."""
-    return shape if label_axis is None else shape[1:] if label_axis == 0 else shape[:-1]
-
-
-def check_same_grid(
-    shape: tuple[int, ...], image_shape: tuple[int, ...], name: str, label_axis: int | None = None
-) -> None:
-    """Refuse a segmentation of other pixels than the image's; `label_axis` is 0, -1 or None."""
-    if without_labels(shape, label_axis) not in (image_shape, image_shape[:-1]):
-        raise InputError(
-            f"{name} must cover the pixels of the image, but {name} have shape {shape}, the image "
-            f"{image_shape}; {grid_hint(shape, image_shape, label_axis)}."
-        )
-
-
-def grid_hint(
-    shape: tuple[int, ...], image_shape: tuple[int, ...], label_axis: int | None
-) -> str:
-    """What to do about a segmentation of this shape, which is not that of the image's pixels."""
-    grids = (image_shape, image_shape[:-1])
-    grid = without_labels(shape, label_axis)
-    d = len(grid)
-    if shape[:1] == (1,) and (shape[1:] in grids or grid[1:] in grids):
-        hint = "drop the first axis, which is that of a batch"
-    elif shape[:1] == (1,) and shape[2:] in grids:
-        hint = 'drop the first axis, which is that of a batch, and pass layout="channels_first"'
-    elif looks_swapped(image_shape, grid):
-        hint = "width and height look swapped: transpose one of them"
-    elif d > 2 and image_shape[:d] == grid[::-1]:
-        hint = "their axes look reversed: transpose one of them"
-    elif label_axis == -1 and shape[1:] in grids:
-        hint = 'its labels come first: pass layout="channels_first"'
-    elif image_shape[1:] == grid:
-        hint = "the image's channels come first: move them last with np.moveaxis(image, 0, -1)"
-    elif image_shape[:1] == (1,) and grid in (image_shape[1:], image_shape[1:-1]):
-        hint = "drop the first axis of the image, which is that of a batch"
-    elif label_axis is None and grid[:-1] in grids:
-        one = grid[-1] == 1
-        hint = "drop the last axis" if one else "pass .argmax(-1) if there is a plane a label"
-    else:
-        hint = "bring both to one size"
-    return hint
-
-
-def is_foreground(shape: tuple[int, ...], image_shape: tuple[int, ...]) -> bool | None:
-    """Whether floats hold one number a pixel rather than one a pixel and label, by their shapes.
-
-    Floats of the shape of a 3-D image may be both: a volume's foreground, or as many labels as the
-    image has channels. They are labels if the image looks like color; else None, and they are
-    labels if they sum to 1.
-    """
-    grids = (image_shape, image_shape[:-1])
-    if len(shape) >= 2 and shape in grids:
-        if len(shape) == 2 or shape != image_shape:
-            return True
-        return None if shape[-1] > 4 else False
-    if shape[:-1] not in grids and shape[1:] in grids:
-        raise InputError(
-            f"probabilities must have the labels last, got {shape} for an image of "
-            f'{image_shape}; pass layout="channels_first".'
-        )
-    return False
-
-
-def sums_to_one(values: NDArray[Any]) -> bool:
-    """Whether floats (*grid, L) sum to about 1 over the last axis, everywhere."""
-    return not bool((np.abs(values.sum(-1) - 1.0) > 0.02).any())
-
-
-def refuse_colors(shape: tuple[int, ...], image_shape: tuple[int, ...] | None) -> None:
-    """Refuse a picture in place of a label map."""
-    if image_shape is None or len(shape) != 3 or shape[-1] not in (3, 4):
-        return
-    if shape in (image_shape, (*image_shape, shape[-1])):
-        raise InputError(
-            f"labels must be one whole number a pixel, got shape {shape}, which looks like "
-            "a color picture; pass the array of label numbers."
-        )
 
 
 def as_costs(

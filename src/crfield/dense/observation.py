@@ -15,11 +15,12 @@ from crfield._core.validate import (
     InputError,
     as_array,
     as_floats,
+    as_image,
     as_positive,
     check_finite,
+    image_spacing,
     shown,
 )
-from crfield.io.pixels import image_array, image_spacing
 
 # Integer images are brought to the customary 0..255 scale, so that one color width fits them all.
 INTEGER_SCALE = {"uint8": 1.0, "uint16": 255.0 / 65535.0, "bool": 255.0}
@@ -247,7 +248,7 @@ def rgb_to_lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _check_image(image: Any, grid: tuple[int, ...]) -> NDArray[Any]:
-    array = image_array(image)
+    array = as_image(image)
     if array.shape != grid and array.shape[:-1] != grid:
         hint = "give image and unary of one size"
         if looks_swapped(array.shape, grid):

@@ -9,14 +9,9 @@ from crfield.graphcut.moves import (
     alpha_expansion_grid,
 )
 from crfield.graphcut.neighborhood import grid_offsets
-from crfield.graphcut.results import BinaryResult, CutResult, FlowResult, MoveResult
 from crfield.graphcut.weights import boundary_weights, constant_weights, contrast_weights
 
 __all__ = [
-    "BinaryResult",
-    "CutResult",
-    "FlowResult",
-    "MoveResult",
     "alpha_beta_swap",
     "alpha_beta_swap_grid",
     "alpha_expansion",

@@ -54,14 +54,14 @@ def as_costs(values: Any, name: str, dtype: np.dtype[Any] | None = None) -> Arra
 
 
 def check_room(n_bytes: float, purpose: str, remedy: str) -> None:
-    """Refuse what memory cannot hold; what any machine can is not worth the question."""
+    """Refuse what does not fit into memory; small amounts are not checked."""
     if n_bytes > _SMALL_MEMORY:
         check_memory(n_bytes, purpose, remedy)
 
 
 def padded_cells(grid: tuple[int, ...]) -> int:
-    """How many cells the compiled core keeps of a grid: there is a border after every row and every
-    slice, and before the first and after the last cell as far as an offset reaches."""
+    """How many cells the compiled core stores for a grid: it adds a border after every row and
+    every slice, and before the first and after the last cell as far as an offset reaches."""
     *slices, rows, columns = grid
     row = columns + 1
     plane = row * (rows + 1)
@@ -72,7 +72,7 @@ def padded_cells(grid: tuple[int, ...]) -> int:
 def _as_integers(arrays: dict[str, Array]) -> list[Array]:
     largest = [max(int(a.max(initial=0)), -int(a.min(initial=0))) for a in arrays.values()]
     bound = sum(most * a.size for most, a in zip(largest, arrays.values(), strict=True))
-    if bound > _LARGEST_SUM:  # which the numbers themselves may be far from
+    if bound > _LARGEST_SUM:  # the bound may be far above the sum, so compute the sum
         total = sum(float(np.abs(a.astype(np.float64)).sum()) for a in arrays.values())
         if total >= _LARGEST_SUM:
             raise InputError(
@@ -97,8 +97,8 @@ def check_not_negative(
 def as_grid_weights(
     weights: Any, name: str, leading: tuple[int, ...], grid: tuple[int, ...], offsets: Offsets
 ) -> Array:
-    """Weights >= 0 of shape (B, n_offsets, *grid), B one of `leading`; any number will do where the
-    neighbor is off the grid."""
+    """Weights >= 0 of shape (B, n_offsets, *grid), B one of `leading`; entries whose neighbor is
+    off the grid are not checked."""
     array = as_array(weights, name)
     if array.shape[1:] != (len(offsets), *grid) or array.shape[0] not in leading:
         first = " or ".join(map(str, sorted(set(leading))))

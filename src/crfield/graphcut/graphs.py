@@ -27,11 +27,11 @@ def max_flow(
 ) -> FlowResult:
     """The largest flow from source to sink, by the algorithm of Boykov and Kolmogorov (PAMI 2004).
 
-    It is made for grids and other sparse graphs with short paths; a hub that joins thousands of
+    It is made for grids and other sparse graphs with short paths. A hub that joins thousands of
     nodes, or paths of thousands of edges, can take time quadratic in the number of nodes.
 
-    n_nodes : N; source and sink are two of them.
-    edges : (E, 2), from and to; several may join the same nodes.
+    n_nodes : N, including source and sink.
+    edges : (E, 2), from and to; several edges may join the same nodes.
     capacities : (E,) >= 0; work is done in int64 if all are whole numbers, else in float64.
     reverse_capacities : (E,) >= 0 from the second node to the first, 0 by default.
     """
@@ -74,7 +74,7 @@ def max_flow(
 def _fold_terminals(
     n_nodes: int, ends: NDArray[np.int32], both: list[Array], source: int, sink: int
 ) -> tuple[Array, Array, Any]:
-    """What each node gets from the source, what it can give to the sink, and what goes directly."""
+    """Capacity from the source to each node, from each node to the sink, and between the two."""
     supply, demand = (np.zeros(n_nodes, both[0].dtype) for _ in range(2))
     for tails, heads, values in ((*ends.T, both[0]), (*ends.T[::-1], both[1])):
         leaves, arrives = tails == source, heads == sink
@@ -103,7 +103,7 @@ def minimize_binary(unary: Any, edges: Any, pairwise: Any) -> BinaryResult:
     ends = as_edges(edges, len(costs))
     tables, saved = _as_tables(pairwise, len(ends))
     difference = costs[:, 1] - costs[:, 0]
-    # A table is a constant, a cost of each end, and half of what equal labels save either way.
+    # A table is a constant, a cost for each end, and half of what equal labels save for each order.
     np.add.at(difference, ends[:, 0], tables[:, 1, 0] - tables[:, 0, 0] - saved)
     np.add.at(difference, ends[:, 1], tables[:, 0, 1] - tables[:, 0, 0] - saved)
     labels = np.empty(len(costs), np.uint8)
@@ -117,7 +117,7 @@ def minimize_binary(unary: Any, edges: Any, pairwise: Any) -> BinaryResult:
 def _as_tables(pairwise: Any, n_edges: int) -> tuple[Array, Array]:
     """Tables (E, 2, 2) and half of what equal labels save, (E,) >= 0."""
     given = as_array(pairwise, "pairwise")
-    if n_edges + given.size == 0:  # of whatever shape
+    if n_edges + given.size == 0:  # an empty array may have any shape
         given = np.zeros(0)
     if given.shape not in ((n_edges,), (n_edges, 2, 2)):
         raise InputError(

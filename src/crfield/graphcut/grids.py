@@ -2,7 +2,7 @@
 
     E(y) = sum_p costs[p] y_p + sum_k sum_p weights[k, p] [y_p != y_q],    q = p + offsets[k],
 
-with y in {0, 1} is the capacity of a cut between a source, label 1, and a sink, label 0.
+with y in {0, 1}, is the capacity of a cut between a source (label 1) and a sink (label 0).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def cut_grids(
     costs : (B, *grid), the cost of label 1 minus that of label 0; 2 or 3 axes.
     weights : (B or 1, n_offsets, *grid), >= 0, the cost of different labels at p and q = p +
         offset, in the order of `grid_offsets`; entries whose q is off the grid are ignored.
-    neighbors : 4, 8, 6 or 26; by default what `n_offsets` says.
+    neighbors : 4, 8, 6 or 26; by default what `n_offsets` implies.
     backward : like `weights`; with it `weights` is the cost of y_p = 1 and y_q = 0, and `backward`
         that of y_p = 0 and y_q = 1.
     threads : native threads, all usable cores by default.
 
     Work is done in int32 or int64 if all numbers are whole, in float64 if any is float64, else in
-    float32. The time is about linear in the number of cells where costs decide most labels nearby;
-    where flow has to cross the whole grid, as from one side to the other, it grows faster.
+    float32. The time is about linear in the number of cells if most labels follow from costs
+    nearby. It grows faster if flow has to cross the whole grid.
     """
     n_threads = thread_count(threads)
     shape = as_array(costs, "costs").shape

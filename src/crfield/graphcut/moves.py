@@ -1,9 +1,10 @@
-"""Many labels by moves that a cut finds (Boykov, Veksler and Zabih, PAMI 2001).
+"""Low energies for many labels by moves, each a graph cut (Boykov, Veksler, Zabih, PAMI 2001).
 
     E(x) = sum_i unary[i, x_i] + sum_ij weights[ij] mu(x_i, x_j)
 
-An expansion lets any set of variables switch to one label; where no expansion helps, E is at most
-2 max mu / min mu (over different labels) times the least. A swap exchanges two labels in any way.
+An expansion lets any set of variables switch to one label. When no expansion lowers E, E is at most
+2 max mu / min mu (over different labels) times the minimum. A swap lets variables with one of two
+labels take either of them.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from crfield.graphcut.neighborhood import native_grid, offsets_for, pairs_region
 from crfield.graphcut.results import MoveResult
 
 _DOUBLE = np.dtype(np.float64)
-# Rounding allowed in what makes mu a metric, as a share of its largest entry.
+# Rounding allowed when mu is checked to be a metric, as a share of its largest entry.
 _TOLERANCE = 1e-6
 
 
 def alpha_expansion(
     unary: Any, edges: Any, weights: Any, compatibility: Any = None, *, init: Any = None,
-    max_cycles: int = 100,
+    max_iter: int = 100,
 ) -> MoveResult:
     """Lower E(x) on a graph by expansions until none helps, in float64.
 
@@ -51,47 +52,47 @@ def alpha_expansion(
     weights : (E,) >= 0.
     compatibility : mu (L, L), a metric, or a `Compatibility`; by default 1 for different labels.
     init : (N,) labels to start from, by default each node's cheapest.
-    max_cycles : every label expands once in a cycle.
+    max_iter : most cycles; in each, every label expands once.
     """
-    return _graph_moves(False, unary, edges, weights, compatibility, init, max_cycles)
+    return _graph_moves(False, unary, edges, weights, compatibility, init, max_iter)
 
 
 def alpha_beta_swap(
     unary: Any, edges: Any, weights: Any, compatibility: Any = None, *, init: Any = None,
-    max_cycles: int = 100,
+    max_iter: int = 100,
 ) -> MoveResult:
     """Lower E(x) on a graph by swaps until none helps; see `alpha_expansion`.
 
-    mu need not keep to the triangle inequality.
+    mu need not satisfy the triangle inequality.
     """
-    return _graph_moves(True, unary, edges, weights, compatibility, init, max_cycles)
+    return _graph_moves(True, unary, edges, weights, compatibility, init, max_iter)
 
 
 def alpha_expansion_grid(
     unary: Any, weights: Any, compatibility: Any = None, *, neighbors: int | None = None,
-    init: Any = None, max_cycles: int = 100,
+    init: Any = None, max_iter: int = 100,
 ) -> MoveResult:
     """`alpha_expansion` on a grid, in float32 unless `unary` is float64.
 
     unary : (*grid, L).
     weights : (n_offsets, *grid) >= 0 in the order of `grid_offsets`.
-    neighbors : 4 or 8, in 3-D 6 or 26; by default what the number of weights says.
-    init : (*grid,); compatibility and max_cycles are as for `alpha_expansion`.
+    neighbors : 4 or 8, in 3-D 6 or 26; by default what the number of weights implies.
+    init : (*grid,); compatibility and max_iter are as for `alpha_expansion`.
     """
-    return _grid_moves(False, unary, weights, compatibility, neighbors, init, max_cycles)
+    return _grid_moves(False, unary, weights, compatibility, neighbors, init, max_iter)
 
 
 def alpha_beta_swap_grid(
     unary: Any, weights: Any, compatibility: Any = None, *, neighbors: int | None = None,
-    init: Any = None, max_cycles: int = 100,
+    init: Any = None, max_iter: int = 100,
 ) -> MoveResult:
     """`alpha_beta_swap` on a grid; see `alpha_expansion_grid`."""
-    return _grid_moves(True, unary, weights, compatibility, neighbors, init, max_cycles)
+    return _grid_moves(True, unary, weights, compatibility, neighbors, init, max_iter)
 
 
 def _graph_moves(
     swap: bool, unary: Any, edges: Any, weights: Any, compatibility: Any, init: Any,
-    max_cycles: int,
+    max_iter: int,
 ) -> MoveResult:
     costs = as_costs(unary, "unary", _DOUBLE)
     if costs.ndim != 2 or 0 in costs.shape:
@@ -110,13 +111,13 @@ def _graph_moves(
     mu = _as_mu(compatibility, float(strengths.max(initial=0)), costs.shape[1], not swap)
     return _descend(
         lambda labels: _native.graph_cycle(costs, strengths, mu, ends, swap, labels),
-        _as_init(init, costs), max_cycles,
+        _as_init(init, costs), max_iter,
     )
 
 
 def _grid_moves(
     swap: bool, unary: Any, weights: Any, compatibility: Any, neighbors: int | None, init: Any,
-    max_cycles: int,
+    max_iter: int,
 ) -> MoveResult:
     given = as_array(unary, "unary")
     if given.ndim not in (3, 4) or 0 in given.shape:
@@ -149,17 +150,17 @@ def _grid_moves(
         lambda labels: _native.grid_cycle(
             flat, flat_strengths, mu, *size, swap, labels.reshape(-1)
         ),
-        _as_init(init, costs), max_cycles,
+        _as_init(init, costs), max_iter,
     )
 
 
 def _descend(
     run_cycle: Callable[[NDArray[np.int32]], tuple[float, float]], labels: NDArray[np.int32],
-    max_cycles: int,
+    max_iter: int,
 ) -> MoveResult:
     energies: list[float] = []
     converged = False
-    for _ in range(as_count(max_cycles, "max_cycles")):
+    for _ in range(as_count(max_iter, "max_iter")):
         before, after = run_cycle(labels)
         energies = [*(energies or [before]), after]
         converged = after == before
@@ -169,7 +170,7 @@ def _descend(
 
 
 def _as_init(init: Any, costs: Array) -> NDArray[np.int32]:
-    """Labels to start from, a copy of the caller's."""
+    """Labels to start from, copied from the caller's."""
     if init is None:
         return np.ascontiguousarray(costs.argmin(-1), np.int32)
     labels = as_array(init, "init")

@@ -14,7 +14,7 @@ NEIGHBORS = {2: (4, 8), 3: (6, 26)}
 
 
 def grid_offsets(ndim: int, neighbors: int) -> Offsets:
-    """Half of a cell's neighbors, so that every pair comes once: the offsets above (0, ..., 0).
+    """Offsets to half of a cell's neighbors, those above (0, ..., 0), so each pair counts once.
 
     ndim : 2 or 3.
     neighbors : 4 or 8, in 3-D 6 or 26. The nearest come first: ((0, 1), (1, 0)) for 4, and
@@ -49,7 +49,7 @@ def offsets_for(
 
 
 def pairs_region(grid: tuple[int, ...], offset: tuple[int, ...]) -> tuple[slice, ...]:
-    """Where the cells are whose neighbor at the offset is on the grid."""
+    """The region of cells whose neighbor at the offset is on the grid."""
     return tuple(
         slice(max(0, -step), max(0, length - max(0, step)))
         for length, step in zip(grid, offset, strict=True)

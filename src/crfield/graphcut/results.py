@@ -54,19 +54,19 @@ class FlowResult:
 
 @dataclass(frozen=True)
 class MoveResult:
-    """Labels that no single move improves, or where `max_cycles` ended.
+    """Labels that no single move improves, or those reached after `max_iter` cycles.
 
     Attributes
     ----------
     labels : (*grid,) or (N,) int32.
-    energies : (n_cycles + 1,) float64, the energy at the start and after each cycle; never rises.
-    n_cycles : how often every move was tried.
+    energies : (n_iter + 1,) float64, the energy at the start and after each cycle; it never rises.
+    n_iter : number of cycles, in each of which every move was tried.
     converged : whether the last cycle found nothing to improve.
     """
 
     labels: NDArray[np.int32]
     energies: NDArray[np.float64]
-    n_cycles: int
+    n_iter: int
     converged: bool
 
     @property

@@ -1,4 +1,4 @@
-"""Weights of neighboring cells, (n_offsets, *grid): how much different labels cost them.
+"""Weights of neighboring cells, (n_offsets, *grid): what it costs if their labels differ.
 
 Entry [k, p] is for p and q = p + offsets[k] in the order of `grid_offsets`, 0 where q is off the
 grid.
@@ -28,7 +28,7 @@ from crfield.graphcut.neighborhood import NEIGHBORS, grid_offsets, pairs_region
 
 Offset = tuple[int, ...]
 
-# Sums of squares of such numbers over any image are finite.
+# Sums of squares of numbers up to this, over any image, are finite.
 _LARGEST_COLOR = 1e100
 
 
@@ -49,7 +49,7 @@ def constant_weights(grid: Any, neighbors: int) -> FloatArray:
 
 
 def contrast_weights(image: Any, neighbors: int, beta: float | None = None) -> FloatArray:
-    """exp(-beta |I_p - I_q|^2) / |p - q|: less where colors change.
+    """exp(-beta |I_p - I_q|^2) / |p - q|: small where colors change.
 
     image : (*grid, C) or (*grid,).
     neighbors : 4 or 8 for an image, 6 or 26 for a volume.
@@ -78,8 +78,8 @@ def contrast_weights(image: Any, neighbors: int, beta: float | None = None) -> F
         return np.asarray(((colors[p] - colors[q]) ** 2).sum(-1))
 
     if beta is None:
-        # Weights do not depend on origin and scale of the colors; from the first cell's, with a
-        # largest of about 1, squares of tiny differences do not underflow.
+        # Weights do not depend on the origin and scale of the colors. Relative to the first cell
+        # and scaled to about 1, squares of tiny differences do not underflow.
         colors = colors - colors[(0,) * ndim]
         colors = np.ldexp(colors, -int(np.frexp(np.abs(colors).max())[1]))
         found = [squared(p, q) for p, q, _ in _pairs(grid, neighbors)]
@@ -97,7 +97,7 @@ def contrast_weights(image: Any, neighbors: int, beta: float | None = None) -> F
 
 
 def boundary_weights(boundary: Any, neighbors: int, floor: float = 1e-3) -> FloatArray:
-    """-max(log Pb_p, log Pb_q): less where there is a boundary, between 0 and -log `floor`.
+    """-max(log Pb_p, log Pb_q): small where there is a boundary, between 0 and -log `floor`.
 
     The result is (n_offsets, *grid), with neighbors as for `constant_weights`.
 
@@ -144,7 +144,7 @@ def _axes_of(neighbors: Any) -> int:
 def _pairs(
     grid: tuple[int, ...], neighbors: int
 ) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...], Offset]]:
-    """Where p is, where q is, and the offset, for each offset."""
+    """For each offset: the region of p, the region of q, and the offset."""
     for offset in grid_offsets(len(grid), neighbors):
         opposite = tuple(-step for step in offset)
         yield pairs_region(grid, offset), pairs_region(grid, opposite), offset

@@ -1,8 +1,5 @@
 """Factor graphs: belief propagation, log-linear models, chains, trees, grids, and rays."""
 
-from crfield.graphs.chain_estimator import ChainCRF
-from crfield.graphs.chain_learning import ChainLoss, chain_loss
-from crfield.graphs.chain_training import Expectations
 from crfield.graphs.chains import (
     BestChains,
     ChainResult,
@@ -17,6 +14,12 @@ from crfield.graphs.distances import (
     distance_transform,
     soft_distance_transform,
 )
+from crfield.graphs.estimators import (
+    ChainClassifier,
+    GraphClassifier,
+    GridClassifier,
+    Propagation,
+)
 from crfield.graphs.factor_graph import (
     FactorGraph,
     table_factors,
@@ -28,26 +31,15 @@ from crfield.graphs.factors import (
     PottsFactors,
     TableFactors,
 )
+from crfield.graphs.feature_graph import FeatureGraph, FeatureTerm, LogLinearLoss, log_linear_loss
 from crfield.graphs.forests import (
     RankedLabels,
     k_best_graph,
     sample_graph,
 )
-from crfield.graphs.graph_estimator import (
-    GraphCRF,
-    GridCRF,
-)
-from crfield.graphs.graph_learning import (
-    GraphExpectations,
-)
 from crfield.graphs.graph_results import GraphResult
 from crfield.graphs.high_orders import PatternFactors, RayFactors
-from crfield.graphs.log_linear import (
-    FeatureGraph,
-    LogLinearLoss,
-    Term,
-    log_linear_loss,
-)
+from crfield.graphs.log_linear import ChainLoss, Expectations, chain_loss
 from crfield.graphs.pictorial import (
     PictorialStructure,
     PoseResult,
@@ -72,7 +64,7 @@ from crfield.graphs.voxels import Camera, Crossings, VoxelGrid
 __all__ = [
     "BestChains",
     "Camera",
-    "ChainCRF",
+    "ChainClassifier",
     "ChainLoss",
     "ChainResult",
     "Crossings",
@@ -81,10 +73,10 @@ __all__ = [
     "FactorGraph",
     "Factors",
     "FeatureGraph",
-    "GraphCRF",
-    "GraphExpectations",
+    "FeatureTerm",
+    "GraphClassifier",
     "GraphResult",
-    "GridCRF",
+    "GridClassifier",
     "GridFactors",
     "LogLinearLoss",
     "PatternFactors",
@@ -92,13 +84,13 @@ __all__ = [
     "PoseResult",
     "PoseSamples",
     "PottsFactors",
+    "Propagation",
     "RankedChains",
     "RankedLabels",
     "RayFactors",
     "RayModel",
     "RayResult",
     "TableFactors",
-    "Term",
     "VoxelGrid",
     "best_chains",
     "chain_energies",

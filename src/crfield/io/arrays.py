@@ -17,10 +17,12 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from crfield._core.atomic import atomic_path
 from crfield._core.foreign import UnusableArray, turned_voxels
 from crfield._core.validate import InputError, check_memory
 
 Array = npt.NDArray[Any]
+ShapeCheck = Callable[[tuple[int, ...]], None]
 
 
 def check_size(path: Path, grid: Sequence[int], max_pixels: int) -> None:
@@ -30,7 +32,7 @@ def check_size(path: Path, grid: Sequence[int], max_pixels: int) -> None:
         size = " x ".join(str(extent) for extent in grid)
         raise InputError(
             f"expected at most {max_pixels:,} pixels, but {path} announces {pixels:,} ({size}); "
-            "make it smaller, or raise the limit with --max-pixels if you trust the file."
+            "make it smaller, or raise max_pixels if you trust the file."
         )
 
 
@@ -54,7 +56,7 @@ def require(module: str, extra: str, files: str) -> Any:
         ) from error
 
 
-def read_npy(path: Path, check_shape: Callable[[tuple[int, ...]], None]) -> Array:
+def read_npy(path: Path, check_shape: ShapeCheck) -> Array:
     """Array of a `.npy`, once its shape has passed `check_shape`."""
     # Not mapped into memory: a file that others cut short meanwhile would end the program.
     with path.open("rb") as stream:
@@ -113,9 +115,7 @@ class StoredArray:
         return found
 
 
-def read_npz(
-    path: Path, names: Sequence[str], check_shape: Callable[[tuple[int, ...]], None]
-) -> Array:
+def read_npz(path: Path, names: Sequence[str], check_shape: ShapeCheck) -> Array:
     """The only array of a `.npz`, or the first of `names`, once its shape has passed."""
     with zipfile.ZipFile(path) as archive:
         held = [member.removesuffix(".npy") for member in archive.namelist()]
@@ -125,11 +125,31 @@ def read_npz(
                 f"expected one array in {path}, or one named {' or '.join(names)}, but it holds "
                 f"{', '.join(held) or 'none'}; save that array alone."
             )
-        name = f"{chosen[0]}.npy"
-        with archive.open(name) as stream:
-            _check_header(stream, path, archive.getinfo(name).file_size, check_shape)
-        with archive.open(name) as stream:
-            return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+        return read_member(archive, path, chosen[0], check_shape)
+
+
+def read_member(archive: zipfile.ZipFile, path: Path, name: str, check_shape: ShapeCheck) -> Array:
+    """One array of an open `.npz`, once its shape has passed `check_shape`."""
+    member = f"{name}.npy"
+    with archive.open(member) as stream:
+        _check_header(stream, path, archive.getinfo(member).file_size, check_shape)
+    with archive.open(member) as stream:
+        return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+
+
+def write_array(path: Path, array: Array) -> None:
+    """Write an array as `.npy`."""
+    with atomic_path(path) as temporary, temporary.open("wb") as stream:
+        np.save(_Writer(stream), array, allow_pickle=False)
+
+
+class _Writer:
+    """A stream that NumPy cannot write to behind Python's back, where a full disk goes unnoticed
+    if all but the last few bytes had room.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.write = stream.write
 
 
 def _refuse_npz(stream: IO[bytes], path: Path) -> None:
@@ -138,7 +158,9 @@ def _refuse_npz(stream: IO[bytes], path: Path) -> None:
     stream.seek(0)
 
 
-def _header(stream: IO[bytes], n_bytes: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _header(
+    stream: IO[bytes], n_bytes: int, check_shape: ShapeCheck | None = None
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether in Fortran's order, and type of a `.npy` of no more bytes than there are."""
     if np.lib.format.read_magic(stream) == (1, 0):
         shape, turned, dtype = np.lib.format.read_array_header_1_0(stream)
@@ -146,17 +168,16 @@ def _header(stream: IO[bytes], n_bytes: int) -> tuple[tuple[int, ...], bool, np.
         shape, turned, dtype = np.lib.format.read_array_header_2_0(stream)
     if dtype.hasobject:
         raise ValueError("Python objects, which are never unpickled")
+    if check_shape is not None:
+        check_shape(shape)
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > n_bytes:
         raise ValueError(f"an array of shape {shape} in {n_bytes} bytes")
     return shape, turned, dtype
 
 
-def _check_header(
-    stream: IO[bytes], path: Path, n_bytes: int, check_shape: Callable[[tuple[int, ...]], None]
-) -> None:
+def _check_header(stream: IO[bytes], path: Path, n_bytes: int, check_shape: ShapeCheck) -> None:
     """Refuse an array of the wrong shape, of more bytes than there are, or than memory holds."""
-    shape, _, dtype = _header(stream, n_bytes)
-    check_shape(shape)
+    shape, _, dtype = _header(stream, n_bytes, check_shape)
     _check_room(path, math.prod(shape) * dtype.itemsize)
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import errno
 import io
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from crfield._core.atomic import atomic_path
-from crfield._core.foreign import voxel_spacing
+from crfield._core.foreign import picture_pixels, voxel_spacing
 from crfield._core.validate import InputError
 from crfield.io.arrays import (
     StoredArray,
@@ -30,10 +31,10 @@ from crfield.io.arrays import (
     read_npz,
     read_tiff_volume,
     require,
+    write_array,
     write_nifti,
     write_tiff_volume,
 )
-from crfield.io.pillow import picture_pixels, pillow_unlimited
 
 DEFAULT_MAX_PIXELS = 100_000_000
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -90,7 +91,7 @@ def file_suffix(path: Path) -> str:
 
 def read_image(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
     """Read a gray or color image or volume, upright and without transparency."""
-    with _decoding(path):
+    with decoding(path):
         if (volume := _read_volume(path, max_pixels)) is not None:
             return replace(volume, array=_real_pixels(path, volume.array))
         with _open_picture(path, max_pixels) as picture:
@@ -101,7 +102,7 @@ def read_image(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
 
 def read_labels(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
     """Read an integer label map; a palette image gives its indices and keeps its palette."""
-    with _decoding(path):
+    with decoding(path):
         if _has_suffix(path, (".npy",)):
             array = read_npy(path, lambda shape: check_size(path, shape, max_pixels))
             return _as_label_map(ImageFile(path, array, array.shape))
@@ -157,7 +158,7 @@ def read_probabilities(
                 "leave some out."
             )
 
-    with _decoding(path):
+    with decoding(path):
         if _has_suffix(path, NIFTI_SUFFIXES):
             array = read_nifti(path, max_pixels)[0]
             array = np.moveaxis(array, -1, 0) if channels_first else array
@@ -169,7 +170,7 @@ def read_probabilities(
         else:
             raise InputError(
                 f"expected probabilities in a .npy, .npz or NIfTI file, but got {path}; save them "
-                "with numpy.save, or pass a label map with --labels."
+                "with numpy.save, or read it as labels."
             )
     if not np.issubdtype(array.dtype, np.floating):
         raise InputError(
@@ -183,7 +184,7 @@ def open_array(path: Path) -> Any:
     """A `.npy` file or a NIfTI image whose values are read when it is cut, without mapping it into
     memory; None for other files, which can only be read whole.
     """
-    with _decoding(path):
+    with decoding(path):
         if _has_suffix(path, (".npy",)):
             return StoredArray(path)
         if _has_suffix(path, NIFTI_SUFFIXES):
@@ -231,12 +232,6 @@ def write_picture(path: Path, picture: Image.Image) -> None:
         temporary.write_bytes(content.getbuffer())
 
 
-def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write an array as `.npy`."""
-    with atomic_path(path) as temporary, temporary.open("wb") as stream:
-        np.save(_Writer(stream), array, allow_pickle=False)
-
-
 def default_suffix(image: Path, grid_dim: int, nifti: Any) -> str:
     """Suffix for labels of an image whose name the user has not chosen."""
     if nifti is not None:
@@ -244,15 +239,6 @@ def default_suffix(image: Path, grid_dim: int, nifti: Any) -> str:
     if grid_dim == 2:
         return ".png"
     return ".tif" if _has_suffix(image, TIFF_SUFFIXES) else ".npy"
-
-
-class _Writer:
-    """A stream that NumPy cannot write to behind Python's back, where a full disk goes unnoticed
-    if all but the last few bytes had room.
-    """
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.write = stream.write
 
 
 def check_output(path: Path, ndim: int) -> None:
@@ -281,8 +267,9 @@ def _has_suffix(path: Path, suffixes: Sequence[str]) -> bool:
 
 
 @contextmanager
-def _decoding(path: Path) -> Iterator[None]:
-    """Turn whatever a decoder raises into one sentence that names the file."""
+def decoding(path: Path, name: object = None) -> Iterator[None]:
+    """Turn whatever a decoder raises into one sentence that names the file, or what is in it."""
+    name = path if name is None else name
     try:
         if path.is_dir():
             raise InputError(f"expected a file, but {path} is a folder; name a file inside it.")
@@ -296,17 +283,41 @@ def _decoding(path: Path) -> Iterator[None]:
             "damaged, convert it to PNG."
         ) from error
     except MemoryError as error:
-        raise InputError(f"not enough memory to read {path}; make it smaller.") from error
+        raise InputError(f"not enough memory to read {name}; make it smaller.") from error
     except Exception as error:  # damaged bytes can make a decoder raise anything at all
         if isinstance(error, OSError) and error.errno in _NOT_THE_FILES_FAULT:
             reason = (error.strerror or "no access").lower()
             remedy = _NOT_THE_FILES_FAULT[error.errno]
-            raise InputError(f"cannot read {path}: {reason}; {remedy}.") from error
+            raise InputError(f"cannot read {name}: {reason}; {remedy}.") from error
         detail = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
-            f"cannot read {path}: it is damaged, cut short or not what its name says ({detail}); "
+            f"cannot read {name}: it is damaged, cut short or not what its name says ({detail}); "
             "copy or export it again."
         ) from error
+
+
+class _Limit:
+    """Pillow's own limit, which belongs to the whole process, while it is lifted."""
+
+    lock = threading.Lock()
+    users = 0
+    kept: int | None = None
+
+
+@contextmanager
+def pillow_unlimited() -> Iterator[None]:
+    """Lift Pillow's limit on pixels; the last of all threads that asked for it puts it back."""
+    with _Limit.lock:
+        if _Limit.users == 0:
+            _Limit.kept, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        _Limit.users += 1
+    try:
+        yield
+    finally:
+        with _Limit.lock:
+            _Limit.users -= 1
+            if _Limit.users == 0:
+                Image.MAX_IMAGE_PIXELS = _Limit.kept
 
 
 @contextmanager
@@ -360,8 +371,8 @@ def _as_label_map(file: ImageFile) -> ImageFile:
         whole = array.astype(np.int64)
         if not np.array_equal(whole, array):
             raise InputError(
-                f"expected whole numbers as labels, but {path} holds fractions; pass "
-                "probabilities with --probs."
+                f"expected whole numbers as labels, but {path} holds fractions; "
+                "read it as probabilities."
             )
         array = whole
     elif not np.issubdtype(array.dtype, np.integer):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.atomic import check_writable
+from crfield._core.optimize import Adam
 from crfield._core.validate import LARGEST_COST, InputError, as_count, shown
 from crfield.patterns.checkpoints import Progress, read_progress, write_progress
 from crfield.patterns.gradients import (
@@ -35,7 +36,7 @@ from crfield.patterns.model import PatternCRF
 from crfield.patterns.sampling import ORDER_OF_IMAGES, Chains
 from crfield.patterns.task import Task, as_losses, checked_task, purpose_of
 
-_DECAYS = (0.9, 0.999)  # of Adam's averages
+_EPSILON = 1e-12  # of Adam: gradients of single pixels are small
 _LEAST_SHARE = 0.01  # of the unary weight, that a pairwise weight starts from
 _TRADEOFFS = ("unary_weight", "pairwise_weights")
 
@@ -208,20 +209,16 @@ def _adam(
     parameters: Parameters, gradient: Parameters, mean: Parameters, square: Parameters, step: int,
     task: Task,
 ) -> tuple[Parameters, Parameters, Parameters]:
-    """One step of Adam (Kingma and Ba 2015), with weight decay apart from the gradient."""
+    """One step of Adam, with weight decay apart from the gradient."""
     moved, mean, square = dict(parameters), dict(mean), dict(square)
-    rate = task.learning_rate
     for name in task.groups:
-        g = gradient[name]
-        first, second = _DECAYS
-        mean[name] = np.asarray(first * mean[name] + (1 - first) * g, g.dtype)
-        square[name] = np.asarray(second * square[name] + (1 - second) * g * g, g.dtype)
-        change = mean[name] / (1 - first**step)
-        change = change / (np.sqrt(square[name] / (1 - second**step)) + 1e-12)
+        state = Adam(step - 1, mean[name], square[name], _EPSILON)
+        state, change = state.step(gradient[name], task.learning_rate)
+        mean[name], square[name] = np.asarray(state.mean), np.asarray(state.square)
         value = parameters[name]
         if name in ("weights", "image_weights"):
-            value = value * (1 - rate * task.weight_decay)
-        moved[name] = np.asarray(value - rate * change, parameters[name].dtype)
+            value = value * (1 - task.learning_rate * task.weight_decay)
+        moved[name] = np.asarray(value - change, value.dtype)
     return moved, mean, square
 
 

@@ -1,4 +1,4 @@
-"""Colors chosen in OKLab, where distances look about as large as they are."""
+"""Colors chosen in OKLab, whose distances match the differences that people see."""
 
 from __future__ import annotations
 

@@ -18,20 +18,19 @@ from crfield._core.validate import (
     InputError,
     as_array,
     as_count,
+    as_image,
     as_scalar,
     check_finite,
     check_memory,
     shown,
 )
-from crfield.io.pixels import image_array
-from crfield.show.axes import round_ticks, tick_names
 from crfield.show.palette import distinct_colors, uncertainty_ramp
+from crfield.show.svg import AFTER, GRID_LINE, INK, PALE_INK, round_ticks, tick_names
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
-_INK, _PALE_INK, _GRID_LINE, _PAPER = "#24292f", "#6b7280", "#e5e7eb", "#ffffff"
-_CURVE = "#2563eb"
+_PAPER = "#ffffff"
 _WIDEST = 10_000  # pixels of a chart
 _BACKGROUND_COLOR = (38, 43, 54)
 
@@ -140,7 +139,7 @@ def side_by_side(
         sheet.paste(panel, (left, header))
         if titles:
             middle = (left + panel.width / 2, header / 2)
-            draw.text(middle, titles[index], fill=_INK, font=font, anchor="mm")
+            draw.text(middle, titles[index], fill=INK, font=font, anchor="mm")
         left += panel.width + gap
     return sheet
 
@@ -155,7 +154,7 @@ def captioned(picture: Image.Image, caption: str) -> Image.Image:
     place = (margin + size // 2, sheet.height - margin - size)
     left, _, right, _ = draw.textbbox(place, caption, font=font, anchor="lm")
     plate = (left - size // 2, place[1] - 0.8 * size, right + size // 2, place[1] + 0.8 * size)
-    draw.rounded_rectangle(plate, radius=size // 3, fill=_INK)
+    draw.rounded_rectangle(plate, radius=size // 3, fill=INK)
     draw.text(place, caption, fill=_PAPER, font=font, anchor="lm")
     return sheet
 
@@ -214,22 +213,22 @@ def line_plot(
 
     for tick, name in zip(y_ticks, y_names, strict=True):
         y = place(0, tick)[1]
-        draw.line([(left, y), (right, y)], fill=_GRID_LINE, width=scale)
-        draw.text((left - 8 * scale, y), name, fill=_PALE_INK, font=small, anchor="rm")
-    draw.line([(left, bottom), (right, bottom)], fill=_PALE_INK, width=scale)
+        draw.line([(left, y), (right, y)], fill=GRID_LINE, width=scale)
+        draw.text((left - 8 * scale, y), name, fill=PALE_INK, font=small, anchor="rm")
+    draw.line([(left, bottom), (right, bottom)], fill=PALE_INK, width=scale)
     for tick in x_ticks:
         x = place(tick, low)[0]
-        draw.line([(x, bottom), (x, bottom + 5 * scale)], fill=_PALE_INK, width=scale)
-        draw.text((x, bottom + 9 * scale), f"{tick:g}", fill=_PALE_INK, font=small, anchor="mt")
+        draw.line([(x, bottom), (x, bottom + 5 * scale)], fill=PALE_INK, width=scale)
+        draw.text((x, bottom + 9 * scale), f"{tick:g}", fill=PALE_INK, font=small, anchor="mt")
     points = [place(index, value) for index, value in enumerate(heights)]
     if len(points) > 1:
-        draw.line(points, fill=_CURVE, width=2 * scale + 1, joint="curve")
+        draw.line(points, fill=AFTER, width=2 * scale + 1, joint="curve")
     for point in points if len(points) <= 40 else ():
         draw.circle(point, 4 * scale, fill=_PAPER)
-        draw.circle(point, 3 * scale, fill=_CURVE)
-    draw.text((width / 2, 26 * scale), title, fill=_INK, font=large, anchor="mm")
+        draw.circle(point, 3 * scale, fill=AFTER)
+    draw.text((width / 2, 26 * scale), title, fill=INK, font=large, anchor="mm")
     center = ((left + right) / 2, height - 16 * scale)
-    draw.text(center, xlabel, fill=_INK, font=small, anchor="mm")
+    draw.text(center, xlabel, fill=INK, font=small, anchor="mm")
     if ylabel:
         _text_upwards(sheet, ylabel, (16 * scale, round((top + bottom) / 2)), small)
     return sheet.resize(size, Image.Resampling.LANCZOS)
@@ -260,7 +259,7 @@ def _middle_slice(array: Array, plane_axes: int) -> Array:
 
 def _display(image: Array | Image.Image, grid_axes: int) -> Bytes:
     """Image `(*grid[, C])` as bytes `(H, W, 3)`; other types than bytes are stretched to them."""
-    pixels = image_array(image)
+    pixels = as_image(image)
     if pixels.ndim not in (grid_axes, grid_axes + 1) or pixels.size == 0:
         raise InputError(
             f"image must be an array of {grid_axes} axes and perhaps channels, got {pixels.dtype} "
@@ -310,6 +309,6 @@ def _text_upwards(
 ) -> None:
     _, top, right, bottom = font.getbbox(text)
     strip = Image.new("RGB", (math.ceil(right), math.ceil(bottom + top)), _PAPER)
-    ImageDraw.Draw(strip).text((0, 0), text, fill=_INK, font=font)
+    ImageDraw.Draw(strip).text((0, 0), text, fill=INK, font=font)
     turned = strip.transpose(Image.Transpose.ROTATE_90)
     sheet.paste(turned, (center[0] - turned.width // 2, center[1] - turned.height // 2))

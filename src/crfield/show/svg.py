@@ -16,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from crfield.show.axes import round_ticks, tick_names
-
 Matrix = NDArray[np.float64]
 Numbers = Sequence[float] | NDArray[np.float64]
 Color = tuple[int, int, int]
@@ -37,7 +35,7 @@ _LETTER = 0.56
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over their index; those that are not finite, or beyond all sense, are left out."""
+    """Values over their index; those that are not finite, or beyond 1e100, are left out."""
 
     name: str
     values: Sequence[float]
@@ -91,7 +89,7 @@ def paired_bars(
     names: Sequence[str], before: Numbers | None, after: Numbers, *,
     decimals: int | None = None, width: int = 350,
 ) -> str:
-    """Two bars a name, gray and blue, from 0, and their values in so many decimals or three digits.
+    """Two bars per name, gray and blue, from 0, with values in so many decimals or three digits.
 
     Values that are not finite have no bar.
     """
@@ -257,7 +255,7 @@ def _tints(share: Matrix, positive: Color) -> NDArray[np.uint8]:
 def _image(
     pixels: NDArray[np.uint8], left: float, top: float, width: float, height: float
 ) -> str:
-    """One pixel a cell: far smaller than a rectangle for each."""
+    """One pixel per cell, which takes far fewer bytes than one rectangle per cell."""
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG", optimize=True)
     data = base64.b64encode(stream.getvalue()).decode("ascii")
@@ -315,3 +313,28 @@ def _svg(width: float, height: float, parts: Iterable[str], label: str) -> str:
         f'<svg width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'role="img" aria-label="{html.escape(label, quote=True)}">{"".join(parts)}</svg>'
     )
+
+
+def round_ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
+    """Round numbers covering [low, high] in at most about `most` steps of 1, 2 or 5."""
+    if high - low <= max(1e-12 * max(abs(low), abs(high)), 1e-290):
+        margin = 0.05 * abs(low) if abs(low) > 1e-280 else 1.0
+        low, high = low - margin, high + margin
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+    step = max(step, 1.0) if whole else step
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    if whole:
+        last = math.floor(high / step)
+    return [index * step for index in range(first, last + 1)]
+
+
+def tick_names(ticks: Sequence[float]) -> list[str]:
+    """The ticks in as few digits as tell them apart."""
+    step, largest = ticks[1] - ticks[0], max(abs(tick) for tick in ticks)
+    if largest >= 1e9 or step < 1e-6:
+        digits = min(math.ceil(math.log10(largest / step) + 1e-9), 8)
+        return [f"{tick:.{digits}e}" for tick in ticks]
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return [f"{tick:,.{decimals}f}" for tick in ticks]

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import InputError, check_finite, check_memory
-from crfield.io.pixels import image_array
+from crfield._core.validate import InputError, as_image, check_finite, check_memory
 from crfield.unary.mixture import fit_mixture, fitting_bytes, log_density
 
-_LEVELS = 64  # steps a channel: colors that share a step share their cost
+_LEVELS = 64  # steps per channel: colors that share a step share their cost
 _OUTLIERS = 0.02  # share of pixels whose color no mixture explains
-_COLORS_A_COMPONENT = 10
+_COLORS_PER_COMPONENT = 10
 _AT_ONCE = 2**14  # colors whose densities are computed together
 _MOST_KEPT = 2**25  # bytes of arrays that a memo keeps
 
@@ -60,7 +59,7 @@ class Colors:
     ----------
     values : (B, C), the mean color of each bin, every channel scaled to [0, 1].
     bins : (*grid), the bin of each pixel.
-    memo : what was computed of the labels painted so far; somebody who paints changes one of them.
+    memo : what was computed of the labels painted so far; a stroke changes one of them.
     """
 
     values: NDArray[np.float32]
@@ -73,7 +72,7 @@ def colors_of(image: Any) -> Colors:
 
     They take most of the time of `unary_from_scribbles` and stay the same while somebody paints.
     """
-    array = image_array(image)
+    array = as_image(image)
     if not 2 <= array.ndim <= 4 or array.size == 0:
         raise InputError(
             "image must be (H, W), (H, W, C) or a volume (Z, H, W, C) of at least one pixel, got "
@@ -144,7 +143,7 @@ def _label_costs(
     used = np.flatnonzero(counts)
     samples, weights = values[used].astype(np.float64), counts[used].astype(np.float64)
     # A component of a few colors would fit these and nothing around them.
-    count = max(1, min(components, len(used) // _COLORS_A_COMPONENT))
+    count = max(1, min(components, len(used) // _COLORS_PER_COMPONENT))
     mixture = fit_mixture(samples, weights, count)
     costs = np.empty(len(values), np.float32)
     for first in range(0, len(values), _AT_ONCE):

@@ -18,17 +18,18 @@ from crfield._core.validate import (
     as_array,
     as_count,
     as_floats,
+    as_image,
     as_scalar,
     check_memory,
     shown,
 )
 from crfield.dense.observation import observe
-from crfield.io.pixels import image_array
 from crfield.unary.color_model import Colors, Memo, color_bytes, color_costs, colors_of
-from crfield.unary.costs import UNKNOWN, check_labels
+from crfield.unary.costs import UNKNOWN, Segmentation, check_labels
 
 __all__ = [
-    "MAX_COMPONENTS", "Colors", "colors_of", "distances_to", "paint_over", "unary_from_scribbles",
+    "MAX_COMPONENTS", "Colors", "colors_of", "distances_to", "paint_over", "scribble_costs",
+    "unary_from_scribbles",
 ]
 
 MAX_COMPONENTS = 32
@@ -46,7 +47,7 @@ def unary_from_scribbles(
     strength: float = 0.5,
     nearness: float = 3.0,
     confidence: float = 1.0,
-    unknown: int = UNKNOWN,
+    unknown: int | None = UNKNOWN,
     spacing: Any = None,
     colors: Colors | None = None,
     threads: int | None = None,
@@ -66,7 +67,7 @@ def unary_from_scribbles(
     image : (H, W) or (H, W, C) array, or a volume (Z, H, W[, C]).
     scribbles : (*grid), whole numbers: a label in 0..L-1, or `unknown` where nothing is painted.
     n_labels : L; by default one more than the largest label painted.
-    components : Gaussians a label, fewer where few colors were painted.
+    components : Gaussians per label, fewer where few colors were painted.
     strength : how far colors are trusted, from 0 (not at all) to 1 (as if they were independent).
     nearness : how far a label's pixels are expected around its scribbles; 0 leaves distances out.
     spacing : distance between neighbors along each axis, (d,), if it is not the same.
@@ -82,20 +83,7 @@ def unary_from_scribbles(
         raise InputError(f"nearness must lie in [0, 100], got {near:g}; try 3.")
     sure = _as_probability(confidence)
     array = as_array(scribbles, "scribbles")
-    if colors is None:
-        pixels = image_array(image)
-        gray = pixels.ndim == 3 and pixels.shape == array.shape
-        colors = colors_of(pixels[..., None] if gray else pixels)
-        colors = replace(colors, memo=Memo(0))  # nobody will ask again
-    elif not isinstance(colors, Colors):
-        raise InputError(
-            f"colors must be what colors_of(image) gave, got {shown(colors)}; pass that."
-        )
-    if array.shape != colors.bins.shape:
-        raise InputError(
-            f"scribbles must have the image's grid {colors.bins.shape}, got {array.shape}; "
-            "paint on the image itself."
-        )
+    colors = _colors_under(array, image, colors)
     steps = observe(array.shape, spacing=spacing).spacing
     if n_labels is None:
         whole = array.dtype.kind in "iu"  # others are refused below, or are labels 0 and 1
@@ -108,29 +96,68 @@ def unary_from_scribbles(
             f"scribbles must show two labels or more, got {len(present)}; "
             "paint some pixels of another label."
         )
-    check_unpainted(known, unknown)
+    _check_unpainted(known, unknown)
     _check_room(colors, len(present), n, k)
     # Labels come first until the end: numbers of one label lie together, which is faster.
     masks = [known & (labels == label) for label in present]
-    table = color_costs(colors, masks, k, trust)
-    unary = np.take(table, colors.bins.ravel(), axis=1)
-    del table
+    unary = np.take(color_costs(colors, masks, k, trust), colors.bins.ravel(), axis=1)
     if near:
         key = ("distances", None if steps is None else tuple(steps))
         for row, mask in zip(unary, masks, strict=True):
             row += near * colors.memo.recall(
                 key, mask, lambda mask: _log_distances(mask, steps, thread_count(threads))
             )
-    unary -= unary.min(0)
-    total = np.zeros_like(unary[0])
-    for row in unary:
-        total += np.exp(-row)
-    unary += np.log(total)
+    _normalize(unary)
     full = _with_absent(unary, present, n).reshape(*array.shape, n)
     return _painted(full, known, labels, sure)
 
 
-def check_unpainted(known: NDArray[np.bool_], unknown: int | None) -> None:
+def _colors_under(scribbles: NDArray[Any], image: Any, colors: Colors | None) -> Colors:
+    """The colors of the image under the scribbles (*grid,): those given, or found now."""
+    if colors is None:
+        pixels = as_image(image)
+        gray = pixels.ndim == 3 and pixels.shape == scribbles.shape
+        colors = colors_of(pixels[..., None] if gray else pixels)
+        colors = replace(colors, memo=Memo(0))  # used once
+    elif not isinstance(colors, Colors):
+        raise InputError(
+            f"colors must be what colors_of(image) gave, got {shown(colors)}; pass that."
+        )
+    if scribbles.shape != colors.bins.shape:
+        raise InputError(
+            f"scribbles must have the image's grid {colors.bins.shape}, got {scribbles.shape}; "
+            "paint on the image itself."
+        )
+    return colors
+
+
+def _normalize(costs: NDArray[np.float32]) -> None:
+    """Add to each pixel of costs (P, N) what makes them -log of probabilities, in place."""
+    costs -= costs.min(0)
+    total = np.zeros_like(costs[0])
+    for row in costs:
+        total += np.exp(-row)
+    costs += np.log(total)
+
+
+def scribble_costs(
+    segmentation: Segmentation, scribbles: NDArray[Any], image: Any, **options: Any
+) -> FloatArray:
+    """Costs (*grid, L) of scribbles (*grid,) in the ids of a segmentation, painted on an image
+    (*grid[, C]).
+
+    options : what else `unary_from_scribbles` takes.
+    """
+    if image is None:
+        raise InputError("scribbles need the image that they are painted on; pass it.")
+    _check_unpainted(scribbles != segmentation.unknown, segmentation.unknown)
+    labels, unknown = segmentation.indices(scribbles)
+    return unary_from_scribbles(
+        image, labels, len(segmentation.ids), unknown=unknown, **options
+    )
+
+
+def _check_unpainted(known: NDArray[np.bool_], unknown: int | None) -> None:
     """Refuse scribbles (*grid,) all of which are known: a label map, not a few painted pixels."""
     if known.all():
         raise InputError(
@@ -182,8 +209,8 @@ def _as_probability(confidence: Any) -> float:
 def _with_absent(
     costs: NDArray[np.float32], present: NDArray[np.int64], n_labels: int
 ) -> NDArray[np.float32]:
-    """Costs (P, N) of the labels that are painted as (N, L): the others are as dear as the dearest
-    of a pixel, since nothing speaks for them.
+    """Costs (P, N) of the labels that are painted as (N, L): the others cost as
+    much as the most expensive one of a pixel.
     """
     if len(present) == n_labels:
         return np.ascontiguousarray(costs.T)

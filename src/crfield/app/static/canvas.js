@@ -10,7 +10,7 @@ const stage = element("stage");
 const sheet = element("sheet");
 const entropyPixels = entropyTable();
 
-/** Where the picture lies: CSS pixels a pixel, and the top left corner on the stage. */
+/** Where the picture lies: CSS pixels per pixel, and the top left corner on the stage. */
 export const view = { scale: 1, x: 0, y: 0, fitted: true };
 
 function fitScale() {

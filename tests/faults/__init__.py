@@ -1,0 +1,1 @@
+"""Faults provoked on purpose: kills, full disks, damaged files."""

@@ -1,0 +1,1 @@
+"""Random and hostile input to the public entry points."""
