@@ -6,7 +6,6 @@ from crfield.graphs.engines.rays import fuse_independent, ray_messages
 from crfield.graphs.estimators import ChainClassifier, GraphClassifier, GridClassifier
 from crfield.graphs.factors import (
     DistanceFactors,
-    Factors,
     GridFactors,
     PatternFactors,
     PottsFactors,
@@ -31,7 +30,6 @@ __all__ = [
     "Chains",
     "DistanceFactors",
     "FactorGraph",
-    "Factors",
     "FeatureGraph",
     "FeatureTerm",
     "GraphClassifier",
