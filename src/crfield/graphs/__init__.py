@@ -11,7 +11,6 @@ from crfield.graphs.estimators import (
 )
 from crfield.graphs.factors import (
     DistanceFactors,
-    Factors,
     GridFactors,
     PatternFactors,
     PottsFactors,
@@ -35,7 +34,6 @@ __all__ = [
     "Chains",
     "DistanceFactors",
     "FactorGraph",
-    "Factors",
     "FeatureGraph",
     "FeatureTerm",
     "GraphClassifier",
