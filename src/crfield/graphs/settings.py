@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from crfield._core.validate import InputError, as_choice, as_count, as_damping, as_scalar
+from crfield._core.validate import (
+    InputError,
+    as_choice,
+    as_count,
+    as_damping,
+    as_positive_number,
+    as_scalar,
+)
 
 if TYPE_CHECKING:
     from crfield.graphs.results import Result
@@ -12,6 +20,28 @@ if TYPE_CHECKING:
 SCHEDULES = ("auto", "exact", "flooding", "sequential", "residual")
 # Costs divided by less, and logarithms times more, could leave the range of numbers.
 LEAST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-6, 1e100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Propagation:
+    """How belief propagation on loops is done as a part of something larger, see `infer`.
+
+    max_iter : most iterations.
+    damping : share of an old message, as a cost, that stays, within [0, 1).
+    tol : the largest change of a message to stop at.
+    convex : whether log Z of graphs with loops is the convex upper bound of reweighted propagation,
+        so that learning has one optimum and cannot run away; else Bethe's approximation.
+    """
+
+    max_iter: int = 1000
+    damping: float = 0.2
+    tol: float = 1e-4
+    convex: bool = True
+
+    def __post_init__(self) -> None:
+        as_count(self.max_iter, "max_iter")
+        as_damping(self.damping)
+        as_positive_number(self.tol, "tol")
 
 
 class InferSettings(NamedTuple):
