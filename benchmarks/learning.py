@@ -10,8 +10,9 @@ import numpy as np
 
 from benchmarks.cases import ITERATIONS, Bytes, Scale, check_case, photo_case, photo_labels
 from benchmarks.measure import Candidates, Section, fastest, milliseconds, ratio, times
+from crfield.dense.inference import Inference
 from crfield.dense.losses import IntersectionOverUnion, LogLikelihood, Loss
-from crfield.learning.objective import Inference, Objective
+from crfield.learning.objective import DatasetObjective
 from crfield.learning.parameters import Parameters
 from experiments.common import STANDARD, Float32
 
@@ -19,9 +20,9 @@ INFERENCE = "one inference"
 LOSSES: dict[str, Loss] = {
     "log-likelihood": LogLikelihood(), "IoU": IntersectionOverUnion(),
 }
-GROUPS = {
-    "unary, compat": ("unary", "compat"),
-    "unary, compat, kernel": ("unary", "compat", "kernel"),
+LEARNED = {
+    "unary, compatibility": ("unary", "compatibility"),
+    "unary, compatibility, kernel": ("unary", "compatibility", "kernel"),
 }
 
 
@@ -32,14 +33,6 @@ class LabeledImage:
     image: Bytes
     unary: Float32
     truth: Any
-
-
-class OneThreadObjective(Objective):
-    """The objective without the native threads that it would take by itself."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._threads = 1
 
 
 def loss_and_gradient(scale: Scale) -> Section:
@@ -53,16 +46,16 @@ def loss_and_gradient(scale: Scale) -> Section:
     )
     candidates: Candidates = {INFERENCE: case.infer}
     for loss_name, loss in LOSSES.items():
-        for group_names, groups in GROUPS.items():
-            parameters = Parameters(STANDARD.model(scale.many_labels), groups)
-            objective = OneThreadObjective(
-                parameters, [example], loss, Inference(n_iter=ITERATIONS)
+        for names, learn in LEARNED.items():
+            parameters = Parameters(STANDARD.model(scale.many_labels), learn)
+            objective = DatasetObjective(
+                parameters, [example], loss, Inference(max_iter=ITERATIONS, threads=1)
             )
             point = objective(parameters.start)
             if not (np.isfinite(point.value) and np.isfinite(point.gradient).all()):
-                section.refused.append(f"{loss_name}, {group_names}: not finite; not timed.")
+                section.refused.append(f"{loss_name}, {names}: not finite; not timed.")
                 continue
-            candidates[f"{loss_name}: {group_names}"] = partial(objective, parameters.start)
+            candidates[f"{loss_name}: {names}"] = partial(objective, parameters.start)
     seconds = fastest(candidates, scale.repeats)
     section.add_table(
         [case.name, "ms", "inferences"],

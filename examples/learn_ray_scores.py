@@ -134,7 +134,7 @@ def propagate(rays: Rays, log_scores: Tensor, *, alone: bool) -> RayBeliefs:
         own = torch.arange(voxels.numel()).reshape(voxels.shape)
         voxels, n_voxels = torch.where(voxels >= 0, own, -1), voxels.numel()
     prior = torch.full((n_voxels,), math.log(PRIOR / (1 - PRIOR)))
-    return propagate_rays(log_scores, voxels, prior, n_iter=1 if alone else 3)
+    return propagate_rays(log_scores, voxels, prior, max_iter=1 if alone else 3)
 
 
 def train(scenes: list[Rays], n_updates: int, *, alone: bool) -> Scores:

@@ -62,7 +62,7 @@ FOLDS = ((0, 2), (1, 3))  # blocks, to choose on one what is learned on the othe
 # Each of a class's n pixels counts n^-power; of 0.25, 0.5 and 0.75, 0.5 did best on the last block.
 POWERS = {"plain": 0.0, "balanced": 0.5}
 TRAIN_EVERY, VAL_EVERY = 7, 12  # which images the CRF is learned on
-INFERENCE = Inference(algorithm="concave", n_iter=5)
+INFERENCE = Inference(algorithm="concave", max_iter=5)
 EVALUATIONS = 15  # of the loss with its gradient, after which learning ends with the iteration
 # What the recalibration may start from (a factor on the costs) and the ridges that hold it there,
 # to be divided by the number of images; chosen on one pixel in THINNING^2.
@@ -87,23 +87,23 @@ class Method:
 
 def learn_from(
     start: DenseCRF, frames: Sequence[Frame], groups: Sequence[str], evaluations: int, ridge: float,
-    jobs: int, journal: Path,
+    jobs: int, checkpoint: Path,
 ) -> Method:
     """The model after learning, with a ridge on the recalibration that one image outweighs; taken
-    up where the journal ends, if there is one.
+    up where the checkpoint ends, if there is one.
     """
-    resumed = " (resumed)" if journal.exists() else ""
+    resumed = " (resumed)" if checkpoint.exists() else ""
     begin = time.perf_counter()
 
     def progress(iteration: int, so_far: LearningReport) -> bool:
         loss, score = so_far.losses[-1], percent(so_far.mean_ious[-1])
-        note(f"{journal.stem}, iteration {iteration}: loss {loss:.4f}, mean IoU {score}")
+        note(f"{checkpoint.stem}, iteration {iteration}: loss {loss:.4f}, mean IoU {score}")
         return so_far.n_evaluations >= evaluations
 
     model = learn(
-        start, frames, loss="iou", groups=groups, optimizer="lbfgs", inference=INFERENCE,
-        l2={"unary": ridge / len(frames)}, max_iter=evaluations, n_jobs=jobs, journal=journal,
-        resume=True, progress=progress,
+        start, frames, loss="iou", learn=groups, optimizer="lbfgs", inference=INFERENCE,
+        l2={"unary": ridge / len(frames)}, max_iter=evaluations, n_jobs=jobs, checkpoint=checkpoint,
+        callback=progress,
     ).model
     seconds = f"{time.perf_counter() - begin:.0f}{resumed}"
     return Method(model, len(Parameters(start, groups).start), seconds)
@@ -128,10 +128,10 @@ def choose_recalibration(
         for number, fold in enumerate(FOLDS):
             inside = [frame for frame in thinned if frame.block in fold]
             outside = [frame for frame in thinned if frame.block not in fold]
-            journal = cache / f"sharpness-{sharpness:g}-ridge-{ridge:g}-fold-{number}.journal"
+            checkpoint = cache / f"sharpness-{sharpness:g}-ridge-{ridge:g}-fold-{number}.checkpoint"
             method = learn_from(
                 scaled_costs(n_labels, sharpness), inside, ("unary",), RECALIBRATION_EVALUATIONS,
-                ridge, jobs, journal,
+                ridge, jobs, checkpoint,
             )
             counts += total(method.model, outside, jobs)
         scores[sharpness, ridge] = mean_iou(counts)
@@ -178,7 +178,7 @@ def confusions(model: DenseCRF, frames: Sequence[Frame], jobs: int) -> Confusion
 
     def one(frame: Frame) -> Confusions:
         result = model.infer(
-            frame.image, frame.unary, algorithm=INFERENCE.algorithm, max_iter=INFERENCE.n_iter,
+            frame.image, frame.unary, algorithm=INFERENCE.algorithm, max_iter=INFERENCE.max_iter,
             tol=0.0, threads=1,
         )
         return np.stack([
@@ -242,15 +242,15 @@ def study(
     def learned(
         name: str, start: DenseCRF, groups: Sequence[str], evaluations: int = EVALUATIONS
     ) -> Method:
-        journal = cache / f"{name}.journal"
-        return learn_from(start, seen, groups, evaluations, ridge, jobs, journal)
+        checkpoint = cache / f"{name}.checkpoint"
+        return learn_from(start, seen, groups, evaluations, ridge, jobs, checkpoint)
 
     searched = search(seen, n_labels, jobs)
     recalibrated = learned(
         "recalibrated", scaled_costs(n_labels, sharpness), ("unary",), RECALIBRATION_EVALUATIONS
     )
-    field = learned("learned", loosened(searched.model), ("compat", "kernel"))
-    joint = learned("joint", field.model, ("unary", "compat", "kernel"))
+    field = learned("learned", loosened(searched.model), ("compatibility", "kernel"))
+    joint = learned("joint", field.model, ("unary", "compatibility", "kernel"))
     methods = {
         "unary": Method(DenseCRF(n_labels)),
         "customary": Method(HALVED.model(n_labels)),
@@ -356,8 +356,8 @@ def main() -> None:
         f"{len(learned_on)} images, every {TRAIN_EVERY * every}th of train and every "
         f"{VAL_EVERY * every}th of val, with unaries by classifiers that saw neither them nor the "
         "quarter of their drive that they lie in. Everything below is on "
-        f"{len(reported_on)} images of test, with {INFERENCE.n_iter} iterations of inference; near "
-        f"borders: pixels less than {BAND:g} from one. Intervals are of {N_RESAMPLES} paired "
+        f"{len(reported_on)} images of test, with {INFERENCE.max_iter} iterations of inference; "
+        f"near borders: pixels less than {BAND:g} from one. Intervals are of {N_RESAMPLES} paired "
         "bootstrap resamples of the images; these are a second apart in two drives and neighbors "
         "are alike, so that the true intervals are wider.",
         f"- customary: {HALVED.describe()}; for images of full size {STANDARD.describe()}.\n"

@@ -54,7 +54,7 @@ N_LABELS = len(LABELS)
 PAIRS = ((0, 1), (0, 2), (1, 2))
 SCALES = (1.0, 2.0, 4.0)  # of the classifier's features, in voxels
 SHARE_OF_VOXELS = 0.2  # that the classifier is trained on
-INFERENCE = Inference(algorithm="concave", n_iter=5)
+INFERENCE = Inference(algorithm="concave", max_iter=5)
 LEARNING_ITERATIONS = 10
 N_RESAMPLES = 2000
 
@@ -137,7 +137,7 @@ def search(models: Sequence[DenseCRF], volumes: Sequence[Volume], jobs: int) -> 
             note(f"searched {number + 1}/{len(models)}", so_far.scores[number])
 
     return grid_search(
-        models, volumes, inference=INFERENCE, n_jobs=jobs, progress=progress
+        models, volumes, inference=INFERENCE, n_jobs=jobs, callback=progress
     ).model
 
 
@@ -156,16 +156,16 @@ def loosened(model: DenseCRF) -> DenseCRF:
 
 
 def learned(
-    start: DenseCRF, volumes: Sequence[Volume], groups: Sequence[str], jobs: int, journal: Path
+    start: DenseCRF, volumes: Sequence[Volume], groups: Sequence[str], jobs: int, checkpoint: Path
 ) -> DenseCRF:
-    """The model after learning the groups; an interrupted run is taken up from its journal."""
+    """The model after learning the groups; an interrupted run is taken up from its checkpoint."""
 
     def progress(iteration: int, so_far: LearningReport) -> None:
-        note(f"{journal.stem} {iteration}/{LEARNING_ITERATIONS}", so_far.mean_ious[-1])
+        note(f"{checkpoint.stem} {iteration}/{LEARNING_ITERATIONS}", so_far.mean_ious[-1])
 
     return learn(
-        start, volumes, loss="iou", groups=groups, optimizer="lbfgs", inference=INFERENCE,
-        max_iter=LEARNING_ITERATIONS, n_jobs=jobs, journal=journal, resume=True, progress=progress,
+        start, volumes, loss="iou", learn=groups, optimizer="lbfgs", inference=INFERENCE,
+        max_iter=LEARNING_ITERATIONS, n_jobs=jobs, checkpoint=checkpoint, callback=progress,
     ).model
 
 
@@ -179,7 +179,7 @@ def confusions(model: DenseCRF, volumes: Sequence[Volume], jobs: int) -> Confusi
 
     def one(volume: Volume) -> NDArray[np.int64]:
         result = model.infer(
-            volume.image, volume.unary, algorithm=INFERENCE.algorithm, max_iter=INFERENCE.n_iter,
+            volume.image, volume.unary, algorithm=INFERENCE.algorithm, max_iter=INFERENCE.max_iter,
             tol=0.0, threads=1,
         )
         return confusion_matrix(volume.truth, result.labels, N_LABELS)
@@ -258,16 +258,16 @@ def main() -> None:
     searched = search(tried, seen, jobs)
 
     def learn_from(start: DenseCRF, *groups: str) -> DenseCRF:
-        journal = cache / f"{len(start.terms)}-terms-{'-'.join(groups)}.journal"
-        return learned(start, seen, groups, jobs, journal)
+        checkpoint = cache / f"{len(start.terms)}-terms-{'-'.join(groups)}.checkpoint"
+        return learned(start, seen, groups, jobs, checkpoint)
 
     models = {
         "classifier alone": DenseCRF(N_LABELS),
         "recalibrated": learn_from(DenseCRF(N_LABELS), "unary"),
         "customary": STANDARD.model(N_LABELS),
         "searched": searched,
-        "learned": learn_from(loosened(searched), "compat", "kernel"),
-        "learned jointly": learn_from(loosened(searched), "unary", "compat", "kernel"),
+        "learned": learn_from(loosened(searched), "compatibility", "kernel"),
+        "learned jointly": learn_from(loosened(searched), "unary", "compatibility", "kernel"),
     }
     found = {name: confusions(model, unseen, jobs) for name, model in models.items()}
     rows = [
@@ -282,8 +282,8 @@ def main() -> None:
     report("The hippocampus in three dimensions", [
         f"The classifier was trained on {len(for_classifier)} volumes, the CRF searched and "
         f"learned on {len(for_field)} others. Scores in percent on the {len(test)} volumes of "
-        f"test.txt and, where it says so, on those learned from; {INFERENCE.n_iter} iterations of "
-        "inference. Size is the number of voxels taken for hippocampus over the true one.",
+        f"test.txt and, where it says so, on those learned from; {INFERENCE.max_iter} iterations "
+        "of inference. Size is the number of voxels taken for hippocampus over the true one.",
         markdown_table([
             "method", "mean IoU (learned from)", "mean IoU", *(f"Dice {x}" for x in LABELS[1:]),
             "accuracy", "size (learned from)", "size",

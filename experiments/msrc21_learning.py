@@ -51,7 +51,8 @@ DESCRIPTION = {
     "unaries": {"folder": "unaries", "kind": "log_probabilities", "scale": -0.05},
 }
 SHRINK, SHRINK_FOR_FOLDS = 2, 4
-INFERENCE = Inference(algorithm="concave", n_iter=5)
+ITERATIONS_OF_INFERENCE = 5
+INFERENCE = Inference(algorithm="concave", max_iter=ITERATIONS_OF_INFERENCE)
 RIDGES = (1e-5, 3e-5, 1e-4)
 OPTIMIZER, ITERATIONS = "lbfgs", 12  # it gets further in as many evaluations than "cg" does
 ITERATIONS_FOR_FOLDS = 8
@@ -124,16 +125,16 @@ class Learner:
         self.shrink, self.ridge, self.jobs = shrink, ridge, jobs
 
     def learn(
-        self, start: DenseCRF, groups: Sequence[str], journal: Path | None = None, *,
+        self, start: DenseCRF, groups: Sequence[str], checkpoint: Path | None = None, *,
         loss: str = "iou", max_iter: int = ITERATIONS, prior: DenseCRF | None = None,
     ) -> Result:
         """`crfield.learning.learn` with the settings that all rows share."""
-        l2 = dict.fromkeys(("unary", "compat", "off_diagonal", "kernel"), self.ridge)
+        l2 = dict.fromkeys(("unary", "compatibility", "off_diagonal", "kernel"), self.ridge)
         found = learn(
-            start.rescaled(1 / self.shrink), self.examples, groups=groups, loss=loss, l2=l2,
+            start.rescaled(1 / self.shrink), self.examples, learn=groups, loss=loss, l2=l2,
             prior=None if prior is None else prior.rescaled(1 / self.shrink),
             inference=INFERENCE, max_iter=max_iter, n_jobs=self.jobs, optimizer=OPTIMIZER,
-            journal=journal, resume=journal is not None, progress=_tell,
+            checkpoint=checkpoint, callback=_tell,
         )
         return found.model.rescaled(self.shrink), found.report
 
@@ -144,7 +145,7 @@ class Learner:
         return found.model.rescaled(self.shrink), found.report
 
     def learn_jointly(
-        self, start: DenseCRF, journal: Path | None = None, *, max_iter: int = ITERATIONS
+        self, start: DenseCRF, checkpoint: Path | None = None, *, max_iter: int = ITERATIONS
     ) -> Result:
         """Everything, from a recalibration that was learned alone; the ridge pulls it back to the
         unary as given.
@@ -152,15 +153,15 @@ class Learner:
         matrix = with_matrix(start, 1)
         given = np.eye(*start.recalibration.shape)
         return self.learn(
-            matrix, ("unary", "compat", "kernel"), journal, max_iter=max_iter,
+            matrix, ("unary", "compatibility", "kernel"), checkpoint, max_iter=max_iter,
             prior=replace(matrix, recalibration=given),
         )
 
-    def recalibrate(self, journal: Path | None = None, *, context: bool = False) -> Result:
+    def recalibrate(self, checkpoint: Path | None = None, *, context: bool = False) -> Result:
         """The recalibrated unary without any pairwise term."""
         start = DenseCRF(N_LABELS)
         return self.learn(
-            start.with_context() if context else start, ("unary",), journal, max_iter=40
+            start.with_context() if context else start, ("unary",), checkpoint, max_iter=40
         )
 
 
@@ -205,14 +206,14 @@ def table_one(rows: Rows, learner: Learner, kernel: DenseCRF) -> list[Row]:
     def approximate(_: Path) -> Result:
         found = approximate_likelihood(
             start.rescaled(1 / SHRINK), learner.examples, inference=INFERENCE,
-            l2=dict.fromkeys(("compat", "off_diagonal"), learner.ridge), max_iter=20,
+            l2=dict.fromkeys(("compatibility", "off_diagonal"), learner.ridge), max_iter=20,
             n_jobs=learner.jobs,
         )
         return found.model.rescaled(SHRINK), found.report
 
     made = [rows.learned("Approximate gradient", approximate)]
     for loss, words in LOSSES.items():
-        learn_mu = partial(learner.learn, start, ("compat",), loss=loss)
+        learn_mu = partial(learner.learn, start, ("compatibility",), loss=loss)
         made.append(rows.learned(f"Our approach, {words}", learn_mu))
     return made
 
@@ -232,9 +233,9 @@ def table_two(rows: Rows, learner: Learner) -> tuple[list[Row], Row]:
     made = [
         rows.learned("Potts, generative", generative), searched,
         rows.learned("Potts, our algorithm",
-                     lambda journal: learner.learn(start, ("compat", "kernel"), journal)),
-        rows.learned("With label compatibility, our algorithm", lambda journal: learner.learn(
-            with_matrix(start, 0), ("compat", "kernel"), journal)),
+                     lambda path: learner.learn(start, ("compatibility", "kernel"), path)),
+        rows.learned("With label compatibility, our algorithm", lambda checkpoint: learner.learn(
+            with_matrix(start, 0), ("compatibility", "kernel"), checkpoint)),
     ]
     return made, searched
 
@@ -247,8 +248,8 @@ def full_model(rows: Rows, learner: Learner) -> dict[str, Row]:
 
     made = {"searched": searched("CRF, grid search", DenseCRF(N_LABELS))}
     best = model_of(made["searched"])
-    made["learned"] = rows.learned("CRF, learned, unary fixed", lambda journal: learner.learn(
-        with_matrix(best, 1), ("compat", "kernel"), journal
+    made["learned"] = rows.learned("CRF, learned, unary fixed", lambda checkpoint: learner.learn(
+        with_matrix(best, 1), ("compatibility", "kernel"), checkpoint
     ))
     for key, words, context in (("", "", False), (" in context", " in context", True)):
         alone = rows.learned(
@@ -290,7 +291,7 @@ def pydensecrf_rows(rows: Rows, searched: Row) -> list[Row]:
     def infer(setting: Setting, example: Example) -> Any:
         marginals = run_pydensecrf(
             np.ascontiguousarray(example.image), label_major(example.unary), setting,
-            INFERENCE.n_iter,
+            ITERATIONS_OF_INFERENCE,
         )
         return marginals.argmax(0).reshape(example.truth.shape)
 

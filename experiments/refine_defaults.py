@@ -38,7 +38,7 @@ from experiments.common import (
 from experiments.msrc21_learning import DESCRIPTION as MSRC
 
 N_LABELS, SHRINK = 21, 2
-INFERENCE = Inference(algorithm="concave", n_iter=10)  # as many as `refine` takes at most
+INFERENCE = Inference(algorithm="concave", max_iter=10)  # as many as `refine` takes at most
 CONFIDENCES = (0.7, 0.9)
 SHOWN = 8
 CACHE = REPOSITORY / "experiments" / "cache" / "refine_defaults"
@@ -97,8 +97,8 @@ def learned(
     CACHE.mkdir(parents=True, exist_ok=True)
     found = learn(
         start.rescaled(1 / SHRINK), [shrunk[i] for i in range(len(shrunk))],
-        groups=("compat", "kernel"), inference=INFERENCE, optimizer="lbfgs", max_iter=10,
-        n_jobs=jobs, journal=CACHE / f"{name}.journal", resume=True,
+        learn=("compatibility", "kernel"), inference=INFERENCE, optimizer="lbfgs", max_iter=10,
+        n_jobs=jobs, checkpoint=CACHE / f"{name}.checkpoint",
     )
     best = found.report.mean_ious[found.report.best_iteration]
     constants = rounded(found.model.rescaled(SHRINK), confidence)

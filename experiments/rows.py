@@ -59,11 +59,11 @@ class Rows:
     def learned(
         self, name: str, make: Callable[[Path], tuple[DenseCRF, LearningReport]]
     ) -> Row:
-        """The row of a model that make(journal) learns, for the grid of the test images."""
+        """The row of a model that make(checkpoint) learns, for the grid of the test images."""
         stem = self.cache / "".join(c if c.isalnum() else "_" for c in name)
         model_file, facts_file = stem.with_suffix(".safetensors"), stem.with_suffix(".json")
         if not facts_file.exists():
-            model, report = make(stem.with_suffix(".journal"))
+            model, report = make(stem.with_suffix(".checkpoint"))
             model.save(model_file)
             facts = {"n_evaluations": report.n_evaluations}
             facts_file.write_text(json.dumps(facts), encoding="utf-8")
@@ -116,6 +116,6 @@ def _image_confusion(
     else:
         labels = model.infer(
             example.image, example.unary, algorithm=inference.algorithm,
-            max_iter=inference.n_iter, tol=0.0, threads=1, check=False,
+            max_iter=inference.max_iter, tol=0.0, threads=1, check=False,
         ).labels
     return confusion_matrix(example.truth, labels, n_labels)

@@ -11,7 +11,7 @@ import pytest
 from crfield import unary_from_probabilities
 from crfield.datasets import synthetic_scenes
 from crfield.estimators import DenseCRFClassifier, NotFittedError
-from crfield.learning import learn
+from crfield.learning import Inference, learn
 from crfield.metrics import confusion_matrix, mean_iou
 from refusal import refusal
 
@@ -20,8 +20,8 @@ pytest.importorskip("scipy")
 N_LABELS = 3
 # A weak start, so that there is something to learn.
 WEAK = {
-    "spatial_weight": 1.0, "bilateral": (15.0, 20.0), "bilateral_weight": 1.0, "n_iter": 3,
-    "filter": "lattice",
+    "spatial_weight": 1.0, "bilateral": (15.0, 20.0), "bilateral_weight": 1.0,
+    "inference": Inference(filter="lattice", max_iter=3),
 }
 
 
@@ -45,7 +45,7 @@ def test_learning_improves_the_score_on_other_scenes():
     X, y = scenes(12, size=(32, 44))
     others, truths = scenes(8, size=(32, 44), seed=100)
     start = unlearned(**WEAK).fit(X, y)
-    learned = DenseCRFClassifier(learn=("compat", "kernel"), max_iter=3, **WEAK).fit(X, y)
+    learned = DenseCRFClassifier(learn=("compatibility", "kernel"), max_iter=3, **WEAK).fit(X, y)
     assert learned.score(others, truths) > start.score(others, truths) + 0.05
     assert learned.model_.recalibration is None
 
@@ -54,7 +54,7 @@ def test_learning_improves_the_score_on_other_scenes():
 def test_every_family_is_learned_as_itself(compatibility):
     X, y = scenes(3)
     learned = DenseCRFClassifier(
-        compatibility=compatibility, learn=("compat",), max_iter=3, **WEAK
+        compatibility=compatibility, learn=("compatibility",), max_iter=3, **WEAK
     ).fit(X, y)
     assert learned.score(X, y) > unlearned(**WEAK).fit(X, y).score(X, y)
     for term in learned.model_.terms:
@@ -64,7 +64,8 @@ def test_every_family_is_learned_as_itself(compatibility):
 
 def test_groups_are_learned_as_asked():
     X, y = scenes(3)
-    crf = DenseCRFClassifier(learn=("unary", "compat", "kernel"), max_iter=3, **WEAK).fit(X, y)
+    learn = ("unary", "compatibility", "kernel")
+    crf = DenseCRFClassifier(learn=learn, max_iter=3, **WEAK).fit(X, y)
     assert crf.score(X, y) > unlearned(**WEAK).fit(X, y).score(X, y) + 0.02
     assert crf.report_.losses[-1] < crf.report_.losses[0]
     assert crf.n_labels_ == N_LABELS
@@ -89,7 +90,7 @@ def test_every_family_starts_as_the_same_model():
 
 def test_predictions_are_the_model_s_marginals_and_their_labels():
     X, y = scenes(2)
-    crf = unlearned(n_iter=3).fit(X, y)
+    crf = unlearned(inference=Inference(max_iter=3)).fit(X, y)
     labels, marginals = crf.predict(X), crf.predict_proba(X)
     for (image, probabilities), found, q in zip(X, labels, marginals, strict=True):
         expected = crf.model_.infer(
@@ -137,7 +138,7 @@ def test_images_may_be_missing_when_no_term_looks_at_them():
 
 def test_held_out_images_choose_the_iterate_and_depend_on_the_seed_alone():
     X, y = scenes(4)
-    options = {**WEAK, "max_iter": 3, "learn": "compat", "validation_fraction": 0.5}
+    options = {**WEAK, "max_iter": 3, "learn": "compatibility", "validation_fraction": 0.5}
     first, again, other = [
         DenseCRFClassifier(random_state=seed, **options).fit(X, y).report_ for seed in (0, 0, 3)
     ]
@@ -157,22 +158,22 @@ def test_nothing_learned_keeps_the_given_model():
 
 
 def test_parameters_are_stored_as_given_and_set_by_name():
-    groups = ["compat"]
+    groups = ["compatibility"]
     crf = DenseCRFClassifier(learn=groups, spatial=np.array([1.0, 2.0]))
     params = crf.get_params()
     assert params["learn"] is groups
-    assert params["n_iter"] == 5
+    assert params["max_iter"] == 20
     assert set(params) == set(vars(crf))
-    assert crf.set_params(n_iter=2, loss="hamming") is crf
-    assert (crf.n_iter, crf.loss) == (2, "hamming")
+    assert crf.set_params(inference=Inference(max_iter=2), loss="hamming") is crf
+    assert (crf.inference.max_iter, crf.loss) == (2, "hamming")
     assert "'sigma'" in refusal(crf.set_params, sigma=1)
 
 
 def test_parameters_set_after_fit_wait_for_the_next_fit():
     X, y = scenes(1)
-    crf = unlearned(n_iter=1).fit(X, y)
+    crf = unlearned(inference=Inference(max_iter=1)).fit(X, y)
     before = crf.predict_proba(X)[0]
-    crf.set_params(n_iter=4)
+    crf.set_params(inference=Inference(max_iter=4))
     assert np.array_equal(crf.predict_proba(X)[0], before)
     assert not np.array_equal(crf.fit(X, y).predict_proba(X)[0], before)
 
@@ -193,7 +194,7 @@ def test_wrong_shapes_are_refused_by_the_image_s_number():
     assert "X[0] must be a pair" in refusal(fit, np.stack([first[0]] * 2), [truth, truth])
     assert "X must be a list" in refusal(fit, {"image": image}, [truth])
     assert "at least one image" in refusal(fit, [], [])
-    assert "one label map an image" in refusal(fit, [first, second], [truth])
+    assert "one label map per image" in refusal(fit, [first, second], [truth])
     assert refusal(fit, [first, (image[:-1], p)], [truth, other]).startswith("X[1]: image must")
     assert "as many labels as X[0] (3)" in refusal(
         fit, [first, (image, np.full((*p.shape[:-1], 2), 0.5))], [truth, other]
@@ -213,7 +214,8 @@ def test_wrong_shapes_are_refused_by_the_image_s_number():
         ({"input": "logits"}, "input must be one of"),
         ({"compatibility": "l1"}, "compatibility must be one of"),
         ({"learn": ("everything",)}, "learn must name some of"),
-        ({"n_iter": 0}, "n_iter must be at least 1"),
+        ({"inference": Inference(max_iter=0)}, "of at least 1 iteration"),
+        ({"inference": "concave"}, "inference must be an Inference"),
         ({"n_jobs": 0}, "n_jobs must not be 0"),
         ({"random_state": "x"}, "random_state must be a whole number"),
         ({"validation_fraction": 1.0}, "validation_fraction must be"),
@@ -240,7 +242,7 @@ def test_warnings_say_what_to_change():
     with pytest.warns(UserWarning, match="set it to 0, or name what to learn"):
         unlearned(validation_fraction=0.5).fit(X, y)
     # A ridge of this weight holds every parameter where it is.
-    held = {"unary": 1e12, "compat": 1e12, "kernel": 1e12}
+    held = {"unary": 1e12, "compatibility": 1e12, "kernel": 1e12}
     with pytest.warns(UserWarning, match="try another loss or optimizer"):
         DenseCRFClassifier(l2=held, max_iter=1).fit(X, y)
 
@@ -295,12 +297,13 @@ def test_grid_search_holds_out_images_of_any_size():
     selection = pytest.importorskip("sklearn.model_selection")
     X, y = scenes(4)
     search = selection.GridSearchCV(
-        unlearned(n_iter=2), {"bilateral_weight": [0.01, 6.0]}, cv=2, error_score="raise"
+        unlearned(inference=Inference(max_iter=2)), {"bilateral_weight": [0.01, 6.0]}, cv=2,
+        error_score="raise",
     ).fit(X, y)
     assert search.best_params_ == {"bilateral_weight": 6.0}
     folds = [
-        unlearned(n_iter=2).fit(X[:2], y[:2]).score(X[2:], y[2:]),
-        unlearned(n_iter=2).fit(X[2:], y[2:]).score(X[:2], y[:2]),
+        unlearned(inference=Inference(max_iter=2)).fit(X[:2], y[:2]).score(X[2:], y[2:]),
+        unlearned(inference=Inference(max_iter=2)).fit(X[2:], y[2:]).score(X[:2], y[:2]),
     ]
     assert search.best_score_ == pytest.approx(np.mean(folds))
     assert search.predict(X)[1].shape == y[1].shape

@@ -1,4 +1,4 @@
-"""A dense CRF with the interface of a scikit-learn estimator, one sample an image."""
+"""A dense CRF with the interface of a scikit-learn estimator, one sample per image."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from crfield._core.validate import (
     check_magnitude,
     shown,
 )
-from crfield.dense.compatibility import COMPATIBILITIES, Compatibility, Diagonal, Potts, Symmetric
+from crfield.dense.compatibility import Potts
+from crfield.dense.inference import Inference
 from crfield.dense.losses import VOID
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
-from crfield.learning import Inference, LearningReport
+from crfield.learning import FAMILIES, LearningReport
 from crfield.learning import learn as learn_parameters
-from crfield.learning.objective import check_joblib
+from crfield.learning.objective import check_joblib, settle
+from crfield.learning.start import of_family
 from crfield.metrics import as_label_map, confusion_matrix, mean_iou
 from crfield.refinement import potts_model
 from crfield.unary.costs import unary_from_probabilities
@@ -66,11 +68,13 @@ class DenseCRFClassifier(Estimator):
     bilateral, bilateral_weight : (pixels, color) widths and weight of the term that follows the
         image; None drops it.
     compatibility : "potts", "diagonal" or "symmetric", what the weights become when learned: one
-        number a term, one a label, or one a pair of labels. All three start as the same model.
-    learn : some of "unary", "compat" and "kernel"; () keeps the model as it is given here. "unary"
-        has L (L + 1) numbers, which a few images overfit.
+        number per term, one per label, or one per pair of labels. All three start as the same
+        model.
+    learn : some of "unary", "compatibility" and "kernel"; () keeps the model as it is given here.
+        "unary" has L (L + 1) numbers, which a few images overfit.
     loss, optimizer, max_iter, l2 : those of `crfield.learning.learn`.
-    n_iter, algorithm, filter : iterations, algorithm and filter of inference, see `DenseCRF.infer`.
+    inference : how marginals are computed, in learning and prediction alike, by default 5
+        iterations of "concave".
     validation_fraction : share of the images held out to choose the best iterate; 0 uses all.
     n_jobs : images at a time while learning, through joblib; None is 1, -1 every core.
     random_state : whole number or None; which images are held out, and the order of mini-batches.
@@ -95,13 +99,11 @@ class DenseCRFClassifier(Estimator):
     bilateral: Any = (60.0, 8.0)
     bilateral_weight: float = 6.0
     compatibility: str = "potts"
-    learn: Sequence[str] = ("compat", "kernel")
+    learn: Sequence[str] = ("compatibility", "kernel")
     loss: Any = "iou"
     optimizer: str = "cg"
     max_iter: int = 20
-    n_iter: int = 5
-    algorithm: str = "concave"
-    filter: str = "auto"
+    inference: Inference | None = None
     l2: Mapping[str, float] | None = None
     validation_fraction: float = 0.0
     n_jobs: int | None = 1
@@ -125,16 +127,16 @@ class DenseCRFClassifier(Estimator):
             for (image, unary), truth in zip(images, _check_truth(y, images), strict=True)
         ]
         start = self._start(n_labels)
-        inference = Inference(self.algorithm, self.filter, as_count(self.n_iter, "n_iter"))
+        inference = self._settled(start)
         seed = self.random_state
         rng = np.random.default_rng(None if seed is None else as_count(seed, "random_state", 0))
-        groups = (self.learn,) if isinstance(self.learn, str) else tuple(self.learn or ())
+        learn = (self.learn,) if isinstance(self.learn, str) else tuple(self.learn or ())
         held_out = self._held_out(len(examples), rng)
-        if groups:
+        if learn:
             learned = learn_parameters(
                 start,
                 [example for i, example in enumerate(examples) if i not in held_out],
-                loss=self.loss, groups=groups, optimizer=self.optimizer, max_iter=self.max_iter,
+                loss=self.loss, learn=learn, optimizer=self.optimizer, max_iter=self.max_iter,
                 inference=inference,
                 l2=None if self.l2 is None else dict(self.l2),
                 validation=[examples[i] for i in sorted(held_out)] or None,
@@ -178,17 +180,26 @@ class DenseCRFClassifier(Estimator):
 
     def _start(self, n_labels: int) -> DenseCRF:
         """The model that the arguments describe."""
-        as_choice(self.compatibility, "compatibility", COMPATIBILITIES)
+        as_choice(self.compatibility, "compatibility", FAMILIES)
         model = potts_model(
             n_labels, self.spatial, self.spatial_weight, self.bilateral, self.bilateral_weight
         )
-        terms = [
-            dataclasses.replace(
-                term, compatibility=_as_family(term.compatibility, self.compatibility, n_labels)
-            )
-            for term in model.terms
-        ]
+        terms = []
+        for term in model.terms:
+            assert isinstance(term.compatibility, Potts)
+            family = of_family(self.compatibility, term.compatibility.weight, n_labels)
+            terms.append(dataclasses.replace(term, compatibility=family))
         return DenseCRF(n_labels, terms)
+
+    def _settled(self, start: DenseCRF) -> Inference:
+        """How to infer, with nothing left open but the number of threads."""
+        given = Inference() if self.inference is None else self.inference
+        if not isinstance(given, Inference) or given.max_iter == 0:
+            raise InputError(
+                f"inference must be an Inference of at least 1 iteration, got {shown(given)}; "
+                "for example Inference(max_iter=5)."
+            )
+        return dataclasses.replace(settle(given, start, 1), threads=given.threads)
 
     def _check_images(self, X: Any) -> list[Image]:
         """Images and costs, of one number of labels."""
@@ -232,7 +243,8 @@ class DenseCRFClassifier(Estimator):
                 # Learning runs all iterations, and so does prediction.
                 result = self.model_.infer(
                     image, costs, algorithm=how.algorithm, filter=how.filter,
-                    max_iter=how.n_iter, tol=0.0,
+                    filter_tol=how.filter_tol, max_iter=how.max_iter, tol=0.0,
+                    threads=how.threads,
                 )
             yield result.marginals
 
@@ -268,20 +280,12 @@ class DenseCRFClassifier(Estimator):
             )
 
 
-def _as_family(potts: Compatibility, family: str, n_labels: int) -> Compatibility:
-    """The same compatibility, up to a constant, with the family's parameters."""
-    assert isinstance(potts, Potts)
-    if family == "diagonal":
-        return Diagonal(np.full(n_labels, potts.weight))
-    return Symmetric(potts.matrix(n_labels)) if family == "symmetric" else potts
-
-
 def _check_truth(y: Any, images: Sequence[Image]) -> list[Labels]:
     """Label maps on the grids of the images; somewhere, a label is known."""
     count = _length(y, "y", "label maps")
     if count != len(images):
         raise InputError(
-            f"y must hold one label map an image, got {count} for {len(images)} images; "
+            f"y must hold one label map per image, got {count} for {len(images)} images; "
             "pass lists of one length."
         )
     truths = []
@@ -291,7 +295,7 @@ def _check_truth(y: Any, images: Sequence[Image]) -> list[Labels]:
         if labels.shape != grid:
             raise InputError(
                 f"y[{index}] must have shape {grid} like its unary, got {labels.shape}; "
-                "give one label a pixel."
+                "give one label per pixel."
             )
         truths.append(as_label_map(labels, f"y[{index}]", n_labels, labels == VOID))
     if all((truth == VOID).all() for truth in truths):

@@ -49,7 +49,7 @@ def scores(capsys, *words):
 @pytest.mark.slow
 def test_learning_beats_its_input_on_other_images(dataset, capsys):
     command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "6", "--tol", "0",
-               "--jobs", "2", "--learn", "unary,compat,kernel"]
+               "--jobs", "2", "--learn", "unary,compatibility,kernel"]
     assert main(command) == 0
     printed = capsys.readouterr()
     assert re.search(r"model: loss .* mean IoU .* on train; see model.report.html\n", printed.out)
@@ -60,7 +60,7 @@ def test_learning_beats_its_input_on_other_images(dataset, capsys):
         assert re.match(rf"{number}/6  loss 0\.\d{{4}}  mean IoU \d+\.\d\d %", line)
         assert line.endswith(" left") == (0 < number < 6)
     assert {path.name for path in Path().iterdir()} == {
-        "data", "model", "model.journal", "model.report.html"}
+        "data", "model", "model.checkpoint", "model.report.html"}
     found = scores(capsys, "model", "data", "--split", "test")
     assert found["model"]["mean_iou"] > found["input"]["mean_iou"]
     assert main(["evaluate", "model", "data", "--split", "test"]) == 0
@@ -69,7 +69,7 @@ def test_learning_beats_its_input_on_other_images(dataset, capsys):
 
 def test_evaluate_writes_what_the_model_finds(dataset, capsys):
     command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "1", "--quiet",
-               "--iterations", "3"]
+               "--inference-max-iter", "3"]
     assert main(command) == 0
     assert main(["evaluate", "model", "data", "--split", "test", "-o", "out/found"]) == 0
     examples, model = FolderDataset("data", "test"), DenseCRF.load("model")
@@ -105,7 +105,8 @@ def test_a_model_learned_on_shrunken_images_is_for_the_full_size(dataset, capsys
 
 @pytest.mark.slow
 def test_an_interrupted_run_leaves_a_model_and_resumes(small_dataset, capsys, monkeypatch):
-    command = ["learn", "data", "--split", "train", "--learn", "compat,kernel", "--compatibility",
+    command = ["learn", "data", "--split", "train", "--learn", "compatibility,kernel",
+               "--compatibility",
                "potts", "--max-iter", "4", "--quiet"]
     assert main([*command, "-o", "whole"]) == 0
 
@@ -147,7 +148,7 @@ def test_quiet_prints_nothing(small_dataset, capsys):
     command = ["learn", "data", "--split", "train", "-o", "model", "--max-iter", "1", "--quiet"]
     assert main(command) == 0
     assert main([*command, "--resume"]) == 0
-    Path("model.journal").unlink()
+    Path("model.checkpoint").unlink()
     assert main([*command, "--resume"]) == 0
     assert capsys.readouterr() == ("", "")
     assert Path("model.report.html").exists()
@@ -184,7 +185,7 @@ def test_on_a_terminal_one_line_is_redrawn(monkeypatch):
 
 
 def test_the_time_left_counts_what_was_computed(monkeypatch):
-    """Two iterations come from the journal; then two are computed, of 30 and 50 seconds."""
+    """Two iterations come from the checkpoint; then two are computed, of 30 and 50 seconds."""
     clock = iter([0.0, 0.1, 0.2, 0.3, 30.3, 80.3])
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
@@ -202,9 +203,9 @@ def test_the_time_left_counts_what_was_computed(monkeypatch):
 INTERRUPTIBLE = """
 import signal, sys
 from crfield.cli import main
-from crfield.learning import Objective
+from crfield.learning import DatasetObjective
 
-evaluate, calls, stop = Objective.__call__, [], int(sys.argv[1])
+evaluate, calls, stop = DatasetObjective.__call__, [], int(sys.argv[1])
 
 def wait_at_the_last(self, *arguments):
     calls.append(arguments)
@@ -213,7 +214,7 @@ def wait_at_the_last(self, *arguments):
         signal.pause()
     return evaluate(self, *arguments)
 
-Objective.__call__ = wait_at_the_last
+DatasetObjective.__call__ = wait_at_the_last
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
 sys.exit(main(sys.argv[2:]))
 """
@@ -253,7 +254,7 @@ def test_ctrl_c_says_what_is_left(small_dataset, evaluation, existing, expected)
     assert Path("model").read_bytes() == Path("whole").read_bytes()
 
 
-@pytest.mark.parametrize("taken", ["", ".journal", ".report.html"])
+@pytest.mark.parametrize("taken", ["", ".checkpoint", ".report.html"])
 def test_a_file_that_cannot_be_written_is_said_before_learning(
     taken, small_dataset, capsys, monkeypatch
 ):
@@ -287,20 +288,20 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fails", ["start", "model", "journal", "report"])
+@pytest.mark.parametrize("fails", ["start", "model", "checkpoint", "report"])
 def test_a_full_disk_costs_no_model(fails, small_dataset):
     """No file may grow beyond a limit, at which one of them fails; then there is room again."""
     pytest.importorskip("resource")
     command = ["learn", "data", "--split", "train", "--compatibility", "potts", "--optimizer",
                "adam", "--max-iter", "6", "--quiet", "-o"]
     assert main([*command, "whole"]) == 0
-    journal, model, report = (
-        Path(f"whole{end}").read_bytes() for end in (".journal", "", ".report.html"))
-    header = journal.index(b"\n") + 1
-    assert header + 300 < len(model) < len(journal) - 200 < len(report) - 1000
+    checkpoint, model, report = (
+        Path(f"whole{end}").read_bytes() for end in (".checkpoint", "", ".report.html"))
+    header = checkpoint.index(b"\n") + 1
+    assert header + 300 < len(model) < len(checkpoint) - 200 < len(report) - 1000
     limit, culprit = {
-        "start": (header // 2, "model.journal"), "model": (len(model) - 100, "model"),
-        "journal": (len(journal) - 50, "model.journal"),
+        "start": (header // 2, "model.checkpoint"), "model": (len(model) - 100, "model"),
+        "checkpoint": (len(checkpoint) - 50, "model.checkpoint"),
         "report": (len(report) // 2, "model.report.html"),
     }[fails]
     old = DenseCRF(3)
@@ -315,7 +316,7 @@ def test_a_full_disk_costs_no_model(fails, small_dataset):
     assert done.returncode == 2
     assert done.stderr.endswith(
         f"crfield: error: cannot write {culprit}: file too large; make room there.\n")
-    assert ("with --resume goes on" in done.stderr) == (fails in ("journal", "report"))
+    assert ("with --resume goes on" in done.stderr) == (fails in ("checkpoint", "report"))
     assert Path("model.report.html").read_text() == "old"
     if fails in ("start", "model"):
         assert Path("model").read_bytes() == before
@@ -331,7 +332,7 @@ def test_a_full_disk_costs_no_model(fails, small_dataset):
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "expected"), [
     (["--split", "none"], "none"),
-    (["--split", "train", "--l2", "unary"], "GROUP=NUMBER"),
+    (["--split", "train", "--l2", "unary"], "NAME=NUMBER"),
     (["--split", "train", "--learn", "all"], "learn must name some of"),
     (["--split", "train", "--start", "nothing"], "does not exist"),
 ])

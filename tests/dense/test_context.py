@@ -14,7 +14,7 @@ from crfield.dense.context import CONTEXTS, context_features, context_names
 from crfield.dense.losses import IntersectionOverUnion, LogLikelihood
 from crfield.dense.observation import observe
 from crfield.learning import Inference, learn
-from crfield.learning.objective import Objective
+from crfield.learning.objective import DatasetObjective
 from crfield.learning.parameters import Parameters
 
 GRID, L = (5, 6), 3
@@ -73,9 +73,10 @@ def test_the_features_are_what_they_are_said_to_be(masked):
 @pytest.mark.parametrize("loss", [LogLikelihood(), IntersectionOverUnion()])
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel"])
 def test_gradient_by_the_recalibration_agrees_with_central_differences(algorithm, loss):
-    parameters = Parameters(random_model(), ("unary", "compat", "kernel"))
-    objective = Objective(
-        parameters, [scene(), scene((4, 5), seed=1)], loss, Inference(algorithm, "exact", 4),
+    parameters = Parameters(random_model(), ("unary", "compatibility", "kernel"))
+    objective = DatasetObjective(
+        parameters, [scene(), scene((4, 5), seed=1)], loss,
+        Inference(algorithm, "exact", max_iter=4),
         l2={"unary": 0.01},
     )
     found = objective(parameters.start).gradient
@@ -94,7 +95,7 @@ def test_learning_finds_the_use_of_a_context():
     images = np.random.default_rng(0).integers(0, 256, (3, 4, 6, 3), dtype=np.uint8)
     examples = [SimpleNamespace(image=i, unary=np.zeros((4, 6, 2)), truth=truth) for i in images]
     start = DenseCRF(2).with_context(["position"])
-    model = learn(start, examples, groups=("unary",), max_iter=60, tol=0, l2={"unary": 0.0}).model
+    model = learn(start, examples, learn=("unary",), max_iter=60, tol=0, l2={"unary": 0.0}).model
     assert (model.infer(images[0], np.zeros((4, 6, 2))).labels == truth).all()
     assert model.context == ("position",)
 

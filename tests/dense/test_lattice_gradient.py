@@ -17,7 +17,7 @@ from crfield import (
     unary_from_probabilities,
 )
 from crfield.datasets import Shrunk, load_sample, noisy_probabilities
-from crfield.learning import Inference, Objective, Parameters, make_loss
+from crfield.learning import DatasetObjective, Inference, Parameters, make_loss
 
 
 def photo(name, factor):
@@ -42,12 +42,12 @@ def test_direction_of_the_gradient_on_a_photo(name, loss):
         Pairwise(Bilateral([29.7, 30.1], [12.7, 13.1, 13.3]),
                  Symmetric(2.0 * (1 - np.eye(n_labels)))),
     ])
-    parameters = Parameters(model, ("unary", "compat", "kernel"))
+    parameters = Parameters(model, ("unary", "compatibility", "kernel"))
 
     def objective(method):
-        return Objective(
+        return DatasetObjective(
             parameters, [example], make_loss(loss, [example], n_labels),
-            Inference("concave", method, 5),
+            Inference("concave", method, max_iter=5),
         )
 
     on_lattice = objective("lattice")

@@ -316,16 +316,17 @@ def test_fused_and_readable_gradients_agree(
     ])
     loss = LogLikelihood()
     totals = loss.weight_totals(truth.reshape(-1), n_labels)
-    inference = Inference(n_iter=n_iter)
-    fused = unroll(crf, example, inference, threads, keep_states=True)
-    readable = unroll(crf, example, inference, threads, keep_states=True, fused=False)
+    inference = Inference("concave", max_iter=n_iter, threads=threads)
+    fused = unroll(crf, example, inference, keep_states=True)
+    readable = unroll(crf, example, inference, keep_states=True, fused=False)
     assert isinstance(fused.problem, Plan)
     assert isinstance(readable.problem, Problem)
     flat = truth.reshape(-1)
     wanted = [True, bool(rng.integers(2))]
     ours = backpropagate_fused(fused.problem, fused.trace, loss, flat, totals, widths=wanted)
     theirs = backpropagate(readable.problem, readable.trace, loss, flat, totals, widths=wanted)
-    tolerance = 1e-5 if dtype == np.float32 else 1e-12
+    # Two orders of float32 sums; without normalization errors grow from iteration to iteration.
+    tolerance = 2e-5 if dtype == np.float32 else 1e-12
     assert np.abs(ours.unary - theirs.unary).max() <= tolerance * np.abs(theirs.unary).max()
     for a, b in zip(ours.compatibility, theirs.compatibility, strict=True):
         assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
@@ -385,6 +386,6 @@ def test_many_states_can_be_kept():
     )
     example.truth = np.zeros((50, 48), int)
     crf = DenseCRF(2, [Pairwise(Spatial(6), Potts(1))])
-    run = unroll(crf, example, Inference(n_iter=1030), 1, keep_states=True)
+    run = unroll(crf, example, Inference("concave", max_iter=1030, threads=1), keep_states=True)
     assert isinstance(run.problem, Plan)
     assert len(run.trace) == 1031

@@ -1,4 +1,4 @@
-"""Faults of files: journals, checkpoints, models, images and data sets damaged or exchanged."""
+"""Faults of files: checkpoints, models, images and data sets damaged or exchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from crfield.cli import main
 from tests.faults.kills import point
 from tests.faults.processes import at_call, run_child, told
 from tests.faults.world import (
-    JOURNAL,
+    CHECKPOINT,
     Findings,
     World,
     check_model,
@@ -54,35 +54,35 @@ def damaged(content: bytes, rng: Rng, other: bytes = b"") -> bytes:
 
 @cache
 def other_data(world: World) -> Path:
-    """Another data set, with its own learned model and journal beside it."""
+    """Another data set, with its own learned model and checkpoint beside it."""
     data = write_dataset(world.root / "other", seed=5)
     ended = run_child(lambda: main(world.learn(data / "model", data=data)))
     assert ended.code == 0, ended.err
     return data
 
 
-@fault("damaged journal", "the journal of a run cut, emptied, with bits turned over, parts doubled "
-       "or dropped, or taken from another data set; then `--resume`")
-def damaged_journal(world: World, rng: Rng, folder: Path) -> Findings:
+@fault("damaged checkpoint of learning", "the checkpoint of a run cut, emptied, with bits turned "
+       "over, parts doubled or dropped, or taken from another data set; then `--resume`")
+def damaged_checkpoint_of_learning(world: World, rng: Rng, folder: Path) -> Findings:
     found, model = Findings(), folder / "model"
-    journal = folder / f"model{JOURNAL}"
-    foreign = (other_data(world) / f"model{JOURNAL}").read_bytes()
-    content = foreign if rng.random() < 0.2 else damaged(world.journal, rng, foreign)
-    journal.write_bytes(content)
+    checkpoint = folder / f"model{CHECKPOINT}"
+    foreign = (other_data(world) / f"model{CHECKPOINT}").read_bytes()
+    content = foreign if rng.random() < 0.2 else damaged(world.checkpoint, rng, foreign)
+    checkpoint.write_bytes(content)
     ended = run_child(lambda: main(world.learn(model, "--resume")))
     check_told(found, ended, (0, 2))
     if ended.code == 2:
-        if journal.read_bytes() != content:
-            found.lost.append("a journal that was refused changed")
-        journal.unlink()
+        if checkpoint.read_bytes() != content:
+            found.lost.append("a checkpoint that was refused changed")
+        checkpoint.unlink()
         check_told(found, run_child(lambda: main(world.learn(model))), (0,))
     world.check_learned(found, model)
     return found
 
 
-@fault("damaged checkpoint", "the checkpoint of `learn_patterns` damaged in the same ways; then "
-       "the same call")
-def damaged_checkpoint(world: World, rng: Rng, folder: Path) -> Findings:
+@fault("damaged checkpoint of patterns", "the checkpoint of `learn_patterns` damaged in the same "
+       "ways; then the same call")
+def damaged_checkpoint_of_patterns(world: World, rng: Rng, folder: Path) -> Findings:
     found, path = Findings(), folder / "checkpoint"
     world.learn_shapes(path)
     content = damaged(path.read_bytes(), rng, world.start.read_bytes())

@@ -26,7 +26,7 @@ from tests.faults.processes import (
     told,
 )
 from tests.faults.world import (
-    JOURNAL,
+    CHECKPOINT,
     Findings,
     World,
     check_model,
@@ -55,7 +55,7 @@ def little_room(
 
 
 @fault("disk full while learning", "a file system of a few pages, or a limit on the size of files, "
-       "while model, journal and report are written; then `--resume` with room")
+       "while model, checkpoint and report are written; then `--resume` with room")
 def full_while_learning(world: World, rng: Rng, folder: Path) -> Findings:
     found, kept = Findings(), fresh(folder / "kept")
     with little_room(world, folder, rng, 12, 28_000) as (where, prepare):
@@ -120,7 +120,7 @@ def full_while_writing(world: World, rng: Rng, folder: Path) -> Findings:
 def read_only(world: World, rng: Rng, folder: Path) -> Findings:
     found = Findings()
     (folder / "model").write_bytes(world.learned)
-    (folder / f"model{JOURNAL}").write_bytes(world.journal)
+    (folder / f"model{CHECKPOINT}").write_bytes(world.checkpoint)
     for name, content in world.refined.items():
         (folder / name).write_bytes(content)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -161,12 +161,13 @@ def folder_removed(world: World, rng: Rng, folder: Path) -> Findings:
     return found
 
 
-@fault("a folder in the place of a result", "a folder has the name of the model, the journal, the "
-       "report or a label map, from the start or from a random call on")
+@fault("a folder in the place of a result", "a folder has the name of the model, the checkpoint, "
+       "the report or a label map, from the start or from a random call on")
 def folder_in_the_way(world: World, rng: Rng, folder: Path) -> Findings:
     found = Findings()
     learning = rng.random() < 0.5
-    names = ["model", f"model{JOURNAL}", "model.report.html"] if learning else list(world.refined)
+    of_learning = ["model", f"model{CHECKPOINT}", "model.report.html"]
+    names = of_learning if learning else list(world.refined)
     taken = folder / str(rng.choice(names))
 
     def take() -> None:

@@ -25,7 +25,7 @@ from tests.faults.processes import (
     start_child,
 )
 from tests.faults.world import (
-    JOURNAL,
+    CHECKPOINT,
     Findings,
     World,
     check_model,
@@ -211,8 +211,8 @@ def worker_killed(world: World, rng: Rng, folder: Path) -> Findings:
     check_told(found, run_child(learn), (0, 2))
     check_model(found, model)
     check_no_litter(found, folder)
-    if not model.with_name(model.name + JOURNAL).exists():
-        found.lost.append("there is no journal to resume from")
+    if not model.with_name(model.name + CHECKPOINT).exists():
+        found.lost.append("there is no checkpoint to resume from")
     world.check_learned(found, model)
     return found
 

@@ -98,20 +98,16 @@ def test_a_changed_image_is_told_from_the_one_learned_from(world, tmp_path):
     assert len({fingerprint([kind()]) for kind in (Example, Other, Without)}) == 3
 
 
-def test_records_of_another_run_end_a_journal(tmp_path):
-    from crfield.learning.journal import Journal
-    from crfield.learning.objective import Point
+def test_records_of_another_run_end_a_checkpoint(tmp_path):
+    from crfield._core.checkpoints import Checkpoint
 
-    def point(value):
-        return Point(value, value, np.zeros(2), np.zeros((2, 2), np.int64))
-
-    path, vector = tmp_path / "journal", np.zeros(2)
-    first = Journal(path, {"data": 1}, 2, 2, resume=False)
-    second = Journal(path, {"data": 2}, 2, 2, resume=False)
-    first.record(vector, point(1.0))  # into the file that the second run has begun anew
-    second.record(vector, point(2.0))
-    resumed = Journal(path, {"data": 2}, 2, 2, resume=True)
-    assert resumed.n_known == 0
+    path, vector = tmp_path / "checkpoint", np.zeros(2)
+    first = Checkpoint(path, {"data": 1}, resume=False)
+    second = Checkpoint(path, {"data": 2}, resume=False)
+    first.append(vector, 1.0)  # into the file that the second run has begun anew
+    second.append(vector, 2.0)
+    resumed = Checkpoint(path, {"data": 2}, resume=True)
+    assert resumed.records == []
     assert resumed.recall(vector) is None
 
 

@@ -25,7 +25,7 @@ from tests.faults.processes import Ended, run_child
 N_LABELS = 3
 SIZE = (10, 12)
 N_PHOTOS = 3
-JOURNAL = ".journal"
+CHECKPOINT = ".checkpoint"
 # In memory where possible: thousands of files are brought safely to the disk.
 SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
@@ -89,8 +89,8 @@ class World:
             assert main(self.learn(whole / "model")) == main(self.refine(whole)) == 0
         ended = run_child(lambda: main(self.learn(whole / "model")))
         assert ended.code == 0, ended.err
-        self.learned, self.journal = (
-            (whole / name).read_bytes() for name in ("model", f"model{JOURNAL}")
+        self.learned, self.checkpoint = (
+            (whole / name).read_bytes() for name in ("model", f"model{CHECKPOINT}")
         )
         ended = run_child(lambda: main(self.refine(whole)))
         assert ended.code == 0, ended.err
@@ -101,8 +101,8 @@ class World:
     def learn(self, output: Path, *more: str, data: Path | None = None) -> list[str]:
         """Arguments of a short `crfield learn`."""
         return ["learn", str(data or self.data), "--split", "train", "--start", str(self.start),
-                "--learn", "compat", "--optimizer", "adam", "--max-iter", "3", "--tol", "0",
-                "--iterations", "2", "--jobs", "1", "--quiet", "-o", str(output), *more]
+                "--learn", "compatibility", "--optimizer", "adam", "--max-iter", "3", "--tol", "0",
+                "--inference-max-iter", "2", "--jobs", "1", "--quiet", "-o", str(output), *more]
 
     def refine(self, folder: Path, *more: str) -> list[str]:
         """Arguments of `crfield refine` on a folder, with everything that it can write."""
@@ -121,7 +121,7 @@ class World:
     def check_learned(self, found: Findings, model: Path, may_restart: bool = False) -> None:
         """Resume a run, which must end like one that was never disturbed.
 
-        may_restart : whether the journal may turn out to be of other data, and is started over.
+        may_restart : whether the checkpoint may turn out to be of other data, and is started over.
         """
         ended = run_child(lambda: main(self.learn(model, "--resume")))
         if may_restart and ended.code == 2 and "belongs to another run" in ended.err:
@@ -129,8 +129,8 @@ class World:
         check_told(found, ended, (0,))
         if not model.exists() or model.read_bytes() != self.learned:
             found.lost.append(f"a resumed run ended with another model: {ended.err}")
-        if model.with_name(model.name + JOURNAL).read_bytes() != self.journal:
-            found.lost.append("a resumed run ended with another journal")
+        if model.with_name(model.name + CHECKPOINT).read_bytes() != self.checkpoint:
+            found.lost.append("a resumed run ended with another checkpoint")
 
     def check_refined(self, found: Findings, folder: Path, all_there: bool) -> None:
         """Every result that has its name is the whole one."""

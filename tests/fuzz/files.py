@@ -16,12 +16,10 @@ from PIL import Image
 from safetensors.numpy import load, save
 
 from crfield import DenseCRF, datasets
+from crfield._core.checkpoints import Checkpoint
 from crfield.dense.files import _digest
-from crfield.graphs import read_evidence, read_uai, table_factors, write_uai
-from crfield.graphs.factor_graph import FactorGraph
+from crfield.graphs import FactorGraph, read_evidence, read_uai, table_factors, write_uai
 from crfield.io.images import read_image, read_labels, read_probabilities, write_labels
-from crfield.learning.journal import Journal
-from crfield.learning.objective import Point
 from crfield.patterns import PatternCRF, PatternInputs, Patterns, learn_patterns
 from tests.fuzz.calls import Call, require
 from tests.fuzz.mutations import damaged, falsified_text, falsify
@@ -119,7 +117,7 @@ def learn_shapes(checkpoint: Path, n_epochs: int) -> Any:
 
 
 def make_checkpoint(maker: Maker) -> Call:
-    """The checkpoint of learning patterns, and the journal of learning."""
+    """The checkpoint of learning patterns, and that of learning."""
     if maker.chance(0.5):
         content = pattern_files()[1]
         if maker.hostile and maker.chance(0.5):
@@ -133,20 +131,20 @@ def make_checkpoint(maker: Maker) -> Call:
         )
 
     def points(path: Path, resume: bool = True) -> Any:
-        journal = Journal(path, {"format": "test"}, 2, 2, resume=resume)
+        checkpoint = Checkpoint(path, {"data": 1}, resume=resume)
         found = []
         for number in range(3):
-            point = Point(float(number), 1.0, np.ones(2), np.eye(2, dtype=np.int64))
-            known = journal.recall(np.full(2, float(number)))
+            point = np.full(2, float(number))
+            known = checkpoint.recall(point)
             if known is None:
-                journal.record(np.full(2, float(number)), point)
-            found.append(known.value if known is not None else point.value)
+                checkpoint.append(point, number, np.eye(2))
+            found.append(float(number) if known is None else float(known[0][0]))
         return found
 
     content = damaged(maker, content_of("", lambda path: points(path, False)), b"{}\n" * 40)
     return read_call(
         content, "", points, lambda found: require(found == [0.0, 1.0, 2.0], f"{found}"),
-        "journal",
+        "checkpoint",
     )
 
 

@@ -50,14 +50,14 @@ def make_learn(maker: Maker) -> Call:
             terms = []
     options = spoiled(maker, {
         "loss": maker.pick(list(LOSSES)), "optimizer": maker.pick(["cg", "gd", "adam", "sgd"]),
-        "groups": ["unary", "compat", "kernel"][:maker.count(1, 3)], "max_iter": 1, "tol": 0.01,
-        "batch_size": 2, "step_size": 0.1, "seed": 0,
+        "learn": ["unary", "compatibility", "kernel"][:maker.count(1, 3)], "max_iter": 1,
+        "tol": 0.01, "batch_size": 2, "step_size": 0.1, "seed": 0,
     })
 
     def run() -> Any:
         learned = learn(
             DenseCRF(labels, terms), [Example(**parts), other], **options,
-            inference=Inference("concave", "exact", 2),
+            inference=Inference("concave", "exact", max_iter=2),
         )
         return [learned.report.losses, [term.weight for term in learned.model.terms]]
 

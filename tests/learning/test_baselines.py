@@ -30,8 +30,8 @@ from refusal import refusal
 
 pytest.importorskip("scipy")
 
-EXACT = Inference("concave", "exact", 3)
-NO_RIDGE = {"unary": 0.0, "compat": 0.0, "off_diagonal": 0.0, "kernel": 0.0}
+EXACT = Inference("concave", "exact", max_iter=3)
+NO_RIDGE = {"unary": 0.0, "compatibility": 0.0, "off_diagonal": 0.0, "kernel": 0.0}
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def sampled(true, n=6, seed=3, size=(14, 16), inference=EXACT):
         unary = costs + rng.normal(size=costs.shape)
         q = true.infer(
             image, unary, algorithm=inference.algorithm, filter=inference.filter,
-            max_iter=inference.n_iter, tol=0.0, check=False,
+            max_iter=inference.max_iter, tol=0.0, check=False,
         ).marginals
         made.append(Image(image, unary, (q.cumsum(-1) < rng.random((*size, 1))).sum(-1)))
     return made
@@ -65,7 +65,7 @@ def score(model, examples, metric=mean_iou, inference=EXACT):
         confusion_matrix(
             e.truth,
             model.infer(
-                e.image, e.unary, filter=inference.filter, max_iter=inference.n_iter, tol=0.0
+                e.image, e.unary, filter=inference.filter, max_iter=inference.max_iter, tol=0.0
             ).labels,
             model.n_labels,
         )
@@ -118,7 +118,7 @@ def test_likelihood_gradient_is_exact_where_mean_field_is(algorithm):
             3, [Pairwise(Spatial(s), Symmetric(mu)) for s, mu in zip(sigmas, mus, strict=True)]
         )
         found, _ = likelihood_gradient(
-            model, [Image(None, unary, truth)], Inference(algorithm, "exact", 60)
+            model, [Image(None, unary, truth)], Inference(algorithm, "exact", max_iter=60)
         )
         flat = unary.reshape(-1, 3), truth.reshape(-1)
         exact = [exact_gradient(*flat, kernels, mus, term) for term in range(2)]
@@ -147,9 +147,9 @@ def test_likelihood_gradient_of_every_family_and_of_the_weight():
     ]
     for compatibility, expected in cases:
         model = DenseCRF(2, [Pairwise(Spatial(1.3), compatibility, weight=1.5)])
-        parameters = Parameters(model, ("compat",), project=False)
+        parameters = Parameters(model, ("compatibility",), project=False)
         found, _ = likelihood_gradient(
-            model, [Image(None, unary, truth)], Inference("parallel", "exact", 5)
+            model, [Image(None, unary, truth)], Inference("parallel", "exact", max_iter=5)
         )
         assert np.allclose(parameters.chain(parameters.start, found, 2), expected, rtol=1e-5)
 
@@ -224,8 +224,8 @@ def test_ridge_progress_and_jobs_of_the_likelihood():
         result = approximate_likelihood(model, examples, inference=EXACT, max_iter=8, **options)
         return result.model.terms[0].compatibility.weight
 
-    assert weight(l2={"compat": 100.0}) == pytest.approx(0.5, rel=0.1) != weight()
-    assert weight(progress=lambda iteration, report: iteration == 0) == 0.5
+    assert weight(l2={"compatibility": 100.0}) == pytest.approx(0.5, rel=0.1) != weight()
+    assert weight(callback=lambda iteration, report: iteration == 0) == 0.5
     pytest.importorskip("joblib")
     from joblib import parallel_config
 
@@ -252,7 +252,7 @@ def test_grid_search_scores_every_candidate_and_keeps_the_best():
     seen = []
     stopped = grid_search(
         candidates, examples, inference=EXACT,
-        progress=lambda number, report: seen.append(number) or number == 1,
+        callback=lambda number, report: seen.append(number) or number == 1,
     )
     assert seen == [0, 1]
     assert len(stopped.report.scores) == 2
@@ -306,7 +306,7 @@ def test_perturbed_multiplies_what_is_positive():
     ]:
         assert np.mean(np.log(values)) == pytest.approx(np.log(center), abs=0.05)
         assert np.std(np.log(values)) == pytest.approx(0.3, rel=0.15)
-    only = perturbed(model, groups=("compat",))(rng).terms[0]
+    only = perturbed(model, learn=("compatibility",))(rng).terms[0]
     assert only.kernel.sigma_xy == 6.0
 
 
@@ -412,10 +412,10 @@ def test_piecewise_recalibrates_alone_then_leaves_the_unary(tmp_path):
     model = DenseCRF(3, [Pairwise(Bilateral(3, 80), Potts(0.5))])
     result = piecewise(
         model, examples, loss="log_likelihood", inference=EXACT, l2=NO_RIDGE, max_iter=12,
-        journal=tmp_path / "run",
+        checkpoint=tmp_path / "run",
     )
     alone = learn(
-        DenseCRF(3), examples, loss="log_likelihood", groups=("unary",), inference=EXACT,
+        DenseCRF(3), examples, loss="log_likelihood", learn=("unary",), inference=EXACT,
         l2=NO_RIDGE, max_iter=12,
     )
     assert np.array_equal(result.model.recalibration, alone.model.recalibration)
@@ -431,7 +431,8 @@ def test_piecewise_recalibrates_alone_then_leaves_the_unary(tmp_path):
     assert term.kernel.sigma_color != 80
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.pairwise", "run.unary"]
     compat = piecewise(
-        model, examples, loss="log_likelihood", inference=EXACT, max_iter=2, groups=("compat",)
+        model, examples, loss="log_likelihood", inference=EXACT, max_iter=2,
+        learn=("compatibility",),
     )
     assert compat.model.terms[0].kernel.sigma_color == 80
 
@@ -443,8 +444,9 @@ def test_wrong_requests_are_refused():
     (good,) = examples
     for call in (approximate_likelihood, generative_kernel, piecewise, local_search):
         assert "pairwise terms" in refusal(call, DenseCRF(3), examples)
-    assert "sequential" in refusal(Inference, "sequential")
+    sequential = Inference("sequential")
     for call in (approximate_likelihood, generative_kernel, local_search):
+        assert "got algorithm 'sequential'" in refusal(call, model, examples, inference=sequential)
         assert "(*grid, 4)" in refusal(call, DenseCRF(4, [potts]), examples)
         small = Image(good.image, good.unary, good.truth[1:])
         assert "truth must have the unary's grid" in refusal(call, model, [small])
@@ -463,10 +465,10 @@ def test_wrong_requests_are_refused():
     assert "metric" in refusal(grid_search, [model], examples, metric="speed")
     assert "sampler" in refusal(random_search, model, examples)
     assert "potts_grid needs" in refusal(potts_grid, 3)
-    assert "step" in refusal(approximate_likelihood, model, examples, step=0)
+    assert "step_size" in refusal(approximate_likelihood, model, examples, step_size=0)
     assert "spread" in refusal(local_search, model, examples, spread=-1)
     assert "term" in refusal(generative_kernel, model, examples, term=1)
-    assert "of its own" in refusal(piecewise, model, examples, groups=("unary", "compat"))
+    assert "of its own" in refusal(piecewise, model, examples, learn=("unary", "compatibility"))
     for term in (
         Pairwise(Spatial(2, shape="tent"), Potts(1)), Pairwise(Spatial(2), Diagonal([1, 1, 1]))
     ):

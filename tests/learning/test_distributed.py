@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SECONDS = 120
-GROUPS = ("unary", "compat", "kernel")
+GROUPS = ("unary", "compatibility", "kernel")
 START = DenseCRF(3, [Pairwise(Spatial(1.5), Potts(0.5)), Pairwise(Bilateral(4, 30), Potts(0.5))])
 
 
@@ -36,10 +36,11 @@ def examples():
     ]
 
 
-def run(n_jobs, progress=None):
+def run(n_jobs, callback=None):
     return learn(
-        START, examples(), groups=GROUPS, inference=Inference("concave", "exact", 3), max_iter=4,
-        n_jobs=n_jobs, progress=progress,
+        START, examples(), learn=GROUPS, max_iter=4,
+        inference=Inference("concave", "exact", max_iter=3),
+        n_jobs=n_jobs, callback=callback,
     )
 
 

@@ -19,14 +19,14 @@ from safetensors.numpy import load_file
 
 from crfield import Bilateral, DenseCRF, Pairwise, Potts
 from crfield.cli import main
-from crfield.learning import Inference, Objective, learn
+from crfield.learning import DatasetObjective, Inference, learn
 from refusal import refusal
 from small_dataset import write_dataset
 
 pytest.importorskip("scipy")
 
 N_KILLS = 20
-COMMAND = ["learn", "data", "--split", "train", "--learn", "unary,compat,kernel",
+COMMAND = ["learn", "data", "--split", "train", "--learn", "unary,compatibility,kernel",
            "--optimizer", "adam", "--max-iter", "24", "--tol", "0", "--quiet"]
 N_EVALUATIONS = 1 + 24 * 2  # the start; then a batch and all images in each epoch
 
@@ -41,55 +41,55 @@ def test_twenty_kills_change_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_dataset("data", n_train=2, size=(16, 20))
     assert main([*COMMAND, "-o", "whole"]) == 0
-    whole, journal, model = Path("whole.journal"), Path("part.journal"), Path("part")
+    whole, checkpoint, model = Path("whole.checkpoint"), Path("part.checkpoint"), Path("part")
     header = whole.read_bytes().index(b"\n") + 1
     record = (whole.stat().st_size - header) // N_EVALUATIONS
     rng = random.Random(0)
     codes, sizes = [], []
     for number in range(N_KILLS):
-        # The first run is killed as it starts, the second as soon as there is a journal, the
+        # The first run is killed as it starts, the second as soon as there is a checkpoint, the
         # others when it has grown by up to three records, some of them at once.
         growth = rng.choice((0, 1, 1, 1)) * rng.randint(1, 3 * record)
-        goal = number - 1 if number < 2 else size_of(journal) + growth
+        goal = number - 1 if number < 2 else size_of(checkpoint) + growth
         with subprocess.Popen(
             [sys.executable, "-m", "crfield", *COMMAND, "-o", "part", "--resume"]
         ) as process:
-            while process.poll() is None and size_of(journal) < goal:
+            while process.poll() is None and size_of(checkpoint) < goal:
                 pass
             process.kill()
         codes.append(process.returncode)
-        sizes.append(size_of(journal))
+        sizes.append(size_of(checkpoint))
         if model.exists():
             DenseCRF.load(model)  # whole, whenever the kill came
         if sizes[-1] > header and rng.random() < 0.4:  # the last record did not all reach the disk
-            os.truncate(journal, rng.randint(max(header, sizes[-1] - record), sizes[-1]))
+            os.truncate(checkpoint, rng.randint(max(header, sizes[-1] - record), sizes[-1]))
     assert codes.count(-signal.SIGKILL) >= N_KILLS // 2, codes
     assert len(set(sizes)) >= N_KILLS // 3, sizes
-    n_known = (size_of(journal) - header) // record
-    computed, evaluate = [], Objective.__call__
+    n_known = (size_of(checkpoint) - header) // record
+    computed, evaluate = [], DatasetObjective.__call__
 
     def count(objective, *arguments):
         computed.append(arguments)
         return evaluate(objective, *arguments)
 
-    monkeypatch.setattr(Objective, "__call__", count)
+    monkeypatch.setattr(DatasetObjective, "__call__", count)
     assert main([*COMMAND, "-o", "part", "--resume"]) == 0
     assert len(computed) == N_EVALUATIONS - n_known
     expected, found = load_file("whole"), load_file("part")
     assert expected.keys() == found.keys()
     for name in expected:
         assert expected[name].tobytes() == found[name].tobytes(), name
-    assert journal.read_bytes() == whole.read_bytes()
+    assert checkpoint.read_bytes() == whole.read_bytes()
 
 
-def test_resuming_before_there_is_a_journal_begins_anew(tmp_path, monkeypatch, capsys):
+def test_resuming_before_there_is_a_checkpoint_begins_anew(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_dataset("data", n_train=2, size=(16, 20))
     command = [*COMMAND[:-1], "--max-iter", "1"]
     assert main([*command, "-o", "whole"]) == 0
     assert "starting anew" not in capsys.readouterr().err
     assert main([*command, "-o", "part", "--resume"]) == 0
-    assert "no part.journal to resume; starting anew" in capsys.readouterr().err
+    assert "no part.checkpoint to resume; starting anew" in capsys.readouterr().err
     assert Path("part").read_bytes() == Path("whole").read_bytes()
     assert main([*command, "-o", "part", "--resume"]) == 0
     assert "starting anew" not in capsys.readouterr().err
@@ -102,7 +102,7 @@ class Example:
     truth: Any
 
 
-def run(journal, resume=False):
+def run(checkpoint, resume=False):
     """A whole run on two images of noise; the parameters that it ends with."""
     rng = np.random.default_rng(0)
     examples = [
@@ -112,8 +112,9 @@ def run(journal, resume=False):
     ]
     learned = learn(
         DenseCRF(2, [Pairwise(Bilateral(2, 60), Potts(1))]), examples, loss="hamming",
-        groups=("unary", "compat", "kernel"), inference=Inference("concave", "exact", 2),
-        max_iter=6, journal=journal, resume=resume,
+        learn=("unary", "compatibility", "kernel"),
+        inference=Inference("concave", "exact", max_iter=2),
+        max_iter=6, checkpoint=checkpoint, resume=resume,
     )
     kernel = learned.model.terms[0].kernel
     return [
@@ -124,8 +125,8 @@ def run(journal, resume=False):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A journal of a whole run, the length of its first line, and what the run ended with."""
-    path = tmp_path_factory.mktemp("whole") / "journal"
+    """A checkpoint of a whole run, the length of its first line, and what the run ended with."""
+    path = tmp_path_factory.mktemp("whole") / "checkpoint"
     expected = run(path)
     data = path.read_bytes()
     return data, data.index(b"\n") + 1, expected
@@ -134,21 +135,21 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(data=st.data())
-def test_a_journal_cut_or_altered_anywhere_after_its_first_line(whole, tmp_path_factory, data):
-    journal, header, expected = whole
-    path = tmp_path_factory.mktemp("cut") / "journal"
-    content = bytearray(journal[: data.draw(st.integers(header, len(journal)), "end")])
+def test_a_checkpoint_cut_or_altered_anywhere_after_its_first_line(whole, tmp_path_factory, data):
+    checkpoint, header, expected = whole
+    path = tmp_path_factory.mktemp("cut") / "checkpoint"
+    content = bytearray(checkpoint[: data.draw(st.integers(header, len(checkpoint)), "end")])
     if len(content) > header and data.draw(st.booleans(), "alter"):
         content[data.draw(st.integers(header, len(content) - 1), "where")] ^= 1
     path.write_bytes(content)
     assert run(path, resume=True) == expected
-    assert path.read_bytes() == journal
+    assert path.read_bytes() == checkpoint
 
 
-def test_a_journal_without_its_first_line_is_refused(whole, tmp_path):
-    journal, header, _ = whole
-    path = tmp_path / "journal"
+def test_a_checkpoint_without_its_first_line_is_refused(whole, tmp_path):
+    checkpoint, header, _ = whole
+    path = tmp_path / "checkpoint"
     for end in (0, 1, header - 1):
-        path.write_bytes(journal[:end])
+        path.write_bytes(checkpoint[:end])
         assert "belongs to another run" in refusal(run, path, resume=True)
-        assert path.read_bytes() == journal[:end]
+        assert path.read_bytes() == checkpoint[:end]

@@ -22,9 +22,9 @@ from crfield import (
 )
 from crfield._core import arena as _arena
 from crfield.learning import (
-    GROUPS,
+    LEARNABLE,
+    DatasetObjective,
     Inference,
-    Objective,
     Parameters,
     learn,
     make_loss,
@@ -70,10 +70,12 @@ def full_model(n_labels=3):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_gradient_of_the_objective_by_every_parameter(algorithm, loss):
     examples = images(2)
-    parameters = Parameters(full_model(), GROUPS)
-    objective = Objective(
-        parameters, examples, make_loss(loss, examples, 3), Inference(algorithm, "exact", 3),
-        l2={"unary": 0.01, "compat": 0.02, "off_diagonal": 0.03, "kernel": 0.04, "weight": 0.05},
+    parameters = Parameters(full_model(), LEARNABLE)
+    objective = DatasetObjective(
+        parameters, examples, make_loss(loss, examples, 3),
+        Inference(algorithm, "exact", max_iter=3),
+        l2={"unary": 0.01, "compatibility": 0.02, "off_diagonal": 0.03, "kernel": 0.04,
+            "weight": 0.05},
     )
     rng = np.random.default_rng(1)
     x = parameters.start + 0.1 * rng.normal(size=parameters.start.shape)
@@ -90,11 +92,11 @@ def test_gradient_of_the_objective_by_every_parameter(algorithm, loss):
 def test_states_that_wait_for_the_totals_change_nothing(monkeypatch, spare):
     """IoU needs all images before any gradient; what is kept meanwhile depends on the memory."""
     examples = images(4, size=(50, 45))  # large enough for the fused form
-    parameters = Parameters(full_model(), GROUPS)
-    loss, inference = make_loss("iou", examples, 3), Inference("concave", "lattice", 3)
-    wanted = Objective(parameters, examples, loss, inference, n_jobs=2)
-    alone = Objective(parameters, examples, loss, inference)
-    wanted._threads = alone._threads = 1
+    parameters = Parameters(full_model(), LEARNABLE)
+    loss = make_loss("iou", examples, 3)
+    inference = Inference("concave", "lattice", max_iter=3, threads=1)
+    wanted = DatasetObjective(parameters, examples, loss, inference, n_jobs=2)
+    alone = DatasetObjective(parameters, examples, loss, inference)
     point = wanted(parameters.start)
     monkeypatch.setattr("crfield.learning.objective.available_memory", lambda: spare)
     kept = []
@@ -117,10 +119,11 @@ def test_gradient_goes_through_the_projection():
     examples = images(2)
     indefinite = Symmetric([[0.3, -0.5, 0.1], [-0.5, 0.1, 0.4], [0.1, 0.4, -0.6]])
     assert not indefinite.is_concave(3)
-    parameters = Parameters(DenseCRF(3, [Pairwise(Spatial(2), indefinite)]), ("compat",))
+    parameters = Parameters(DenseCRF(3, [Pairwise(Spatial(2), indefinite)]), ("compatibility",))
     assert parameters.build(parameters.start).terms[0].compatibility.is_concave(3)
-    objective = Objective(
-        parameters, examples, make_loss("robust", examples, 3), Inference("concave", "exact", 3)
+    objective = DatasetObjective(
+        parameters, examples, make_loss("robust", examples, 3),
+        Inference("concave", "exact", max_iter=3),
     )
     found = objective(parameters.start).gradient
     for i in range(len(found)):
@@ -132,14 +135,14 @@ def test_gradient_goes_through_the_projection():
 
 def test_vector_and_model_are_each_others_inverse():
     model = full_model()
-    parameters = Parameters(model, GROUPS, project=False)
+    parameters = Parameters(model, LEARNABLE, project=False)
     built = parameters.build(parameters.start)
     for a, b in zip(model.terms, built.terms, strict=True):
         assert np.allclose(a.compatibility.matrix(3), b.compatibility.matrix(3))
         for name in a.kernel.array_fields:
             if getattr(a.kernel, name) is not None:
                 assert np.allclose(getattr(a.kernel, name), getattr(b.kernel, name))
-    again = Parameters(built, GROUPS, project=False)
+    again = Parameters(built, LEARNABLE, project=False)
     assert [term.weight for term in built.terms] == pytest.approx([1.3, 1.0, 1.0])
     assert np.allclose(again.start, parameters.start)
 
@@ -155,7 +158,7 @@ def sampled(true, inference, n=6, seed=3, size=(18, 20)):
         unary = rng.normal(size=(*size, true.n_labels)) * 1.5
         q = true.infer(
             image, unary, algorithm=inference.algorithm, filter=inference.filter,
-            max_iter=inference.n_iter, tol=0.0,
+            max_iter=inference.max_iter, tol=0.0,
         ).marginals
         chance = rng.random((*size, 1))
         made.append(Image(image, unary, (q.cumsum(-1) < chance).sum(-1)))
@@ -165,18 +168,19 @@ def sampled(true, inference, n=6, seed=3, size=(18, 20)):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_learning_from_a_wrong_start_is_as_good_as_the_truth(loss):
-    inference = Inference("concave", "exact", 3)
+    inference = Inference("concave", "exact", max_iter=3)
     true = DenseCRF(3, [Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(6, 40), Potts(3.0))])
     wrong = DenseCRF(3, [Pairwise(Spatial(1), Potts(0.2)), Pairwise(Bilateral(2, 90), Potts(0.5))])
     examples = sampled(true, inference)
     objective = make_loss(loss, examples, 3)
-    reference = Objective(Parameters(true, ("compat", "kernel")), examples, objective, inference)
+    learned = ("compatibility", "kernel")
+    reference = DatasetObjective(Parameters(true, learned), examples, objective, inference)
     best = reference(reference.parameters.start).loss
-    off = Objective(Parameters(wrong, ("compat", "kernel")), examples, objective, inference)
+    off = DatasetObjective(Parameters(wrong, learned), examples, objective, inference)
     assert off(off.parameters.start).loss > 1.01 * best
     result = learn(
-        wrong, examples, loss=objective, groups=("compat", "kernel"), inference=inference,
-        max_iter=60, l2=dict.fromkeys(("unary", "compat", "off_diagonal", "kernel"), 0.0),
+        wrong, examples, loss=objective, learn=("compatibility", "kernel"), inference=inference,
+        max_iter=60, l2=dict.fromkeys(("unary", "compatibility", "off_diagonal", "kernel"), 0.0),
     )
     assert result.report.losses[result.report.best_iteration] <= 1.01 * best
     assert (result.model.algorithm, result.model.max_iter) == ("concave", 3)
@@ -185,21 +189,21 @@ def test_learning_from_a_wrong_start_is_as_good_as_the_truth(loss):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["cg", "lbfgs", "adam", "sgd"])
 def test_every_optimizer_lowers_the_loss_and_resumes_bit_for_bit(optimizer, tmp_path):
-    inference = Inference("concave", "exact", 2)
+    inference = Inference("concave", "exact", max_iter=2)
     true = DenseCRF(3, [Pairwise(Bilateral(6, 40), Potts(3.0))])
     start = DenseCRF(3, [Pairwise(Bilateral(3, 80), Potts(0.5))])
     examples = sampled(true, inference, n=3, size=(10, 12))
 
-    def run(journal=None, resume=False, max_iter=6):
+    def run(checkpoint=None, resume=False, max_iter=6):
         return learn(
-            start, examples, loss="hamming", groups=("unary", "compat", "kernel"),
+            start, examples, loss="hamming", learn=("unary", "compatibility", "kernel"),
             inference=inference, optimizer=optimizer,
-            max_iter=max_iter, batch_size=2, step_size=0.05, journal=journal, resume=resume,
+            max_iter=max_iter, batch_size=2, step_size=0.05, checkpoint=checkpoint, resume=resume,
         )
 
     whole = run()
     assert min(whole.report.losses) < whole.report.losses[0]
-    path = tmp_path / "journal"
+    path = tmp_path / "checkpoint"
     run(path, max_iter=3)
     complete = path.read_bytes()
     path.write_bytes(complete[: len(complete) - 5])  # killed while writing a record
@@ -211,22 +215,22 @@ def test_every_optimizer_lowers_the_loss_and_resumes_bit_for_bit(optimizer, tmp_
     assert whole.report.losses == resumed.report.losses
 
 
-def test_a_journal_of_another_run_is_refused(tmp_path):
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     examples = images(2)
     model = DenseCRF(3, [Pairwise(Spatial(2), Potts(1))])
-    path = tmp_path / "journal"
-    learn(model, examples, groups=("compat",), max_iter=1, journal=path)
+    path = tmp_path / "checkpoint"
+    learn(model, examples, learn=("compatibility",), max_iter=1, checkpoint=path)
     with pytest.raises(InputError, match="belongs to another run"):
-        learn(model, examples, groups=("kernel",), max_iter=1, journal=path, resume=True)
+        learn(model, examples, learn=("kernel",), max_iter=1, checkpoint=path, resume=True)
 
 
 def test_validation_keeps_the_best_iterate():
-    inference = Inference("concave", "exact", 2)
+    inference = Inference("concave", "exact", max_iter=2)
     examples = images(3, n_labels=2)  # labels are noise: there is nothing to learn
     held_out = images(3, seed=9, n_labels=2)
     model = DenseCRF(2, [Pairwise(Spatial(2), Potts(1))])
     result = learn(
-        model, examples, loss="robust", groups=("unary", "compat"), inference=inference,
+        model, examples, loss="robust", learn=("unary", "compatibility"), inference=inference,
         max_iter=40, patience=3,
         validation=held_out,
     )
@@ -243,17 +247,17 @@ def test_wrong_requests_are_refused():
     with pytest.raises(InputError, match="learn must name some of"):
         Parameters(full_model(), np.array("x"))
     with pytest.raises(InputError, match="learn must name some of"):
-        learn(model, examples, groups=("everything",))
+        learn(model, examples, learn=("everything",))
     with pytest.raises(InputError, match="at least one image"):
-        learn(DenseCRF(3), [], loss="iou", groups=("unary",))
+        learn(DenseCRF(3), [], loss="iou", learn=("unary",))
     with pytest.raises(InputError, match="must start above 0"):
-        learn(DenseCRF(3, [Pairwise(Spatial(1), Potts(0))]), examples, groups=("compat",))
+        learn(DenseCRF(3, [Pairwise(Spatial(1), Potts(0))]), examples, learn=("compatibility",))
     with pytest.raises(InputError, match="a pairwise term to learn"):
-        learn(DenseCRF(3), examples, groups=("compat",))
+        learn(DenseCRF(3), examples, learn=("compatibility",))
     with pytest.raises(InputError, match="l2 must name some of"):
-        learn(DenseCRF(3), examples, groups=("unary",), l2={"mu": 1.0})
+        learn(DenseCRF(3), examples, learn=("unary",), l2={"mu": 1.0})
     with pytest.raises(InputError, match=r"\(\*grid, 4\)"):
-        learn(DenseCRF(4), examples, groups=("unary",))
+        learn(DenseCRF(4), examples, learn=("unary",))
     with pytest.raises(InputError, match="sequential"):
         learn(DenseCRF(3), examples, inference=Inference("sequential"))
 
@@ -263,26 +267,27 @@ def test_the_ridge_pulls_to_the_prior():
     start = DenseCRF(3, [Pairwise(Spatial(1.5), Potts(2.0))])
     prior = DenseCRF(3, [Pairwise(Spatial(1.5), Potts(0.5))])
     learned = learn(
-        start, examples, groups=("compat",), prior=prior, l2={"compat": 1e6}, tol=0.0, max_iter=40,
-        inference=Inference("concave", "exact", 2),
+        start, examples, learn=("compatibility",), prior=prior, l2={"compatibility": 1e6}, tol=0.0,
+        max_iter=40,
+        inference=Inference("concave", "exact", max_iter=2),
     )
     assert learned.model.terms[0].compatibility.weight == pytest.approx(0.5, rel=1e-3)
     with pytest.raises(InputError, match="prior must have the form"):
-        learn(start, examples, groups=("compat",),
+        learn(start, examples, learn=("compatibility",),
               prior=DenseCRF(3, [Pairwise(Spatial(1), Diagonal([1, 1, 1]))]))
 
 
-def test_a_journal_of_other_images_is_refused(tmp_path):
+def test_a_checkpoint_of_other_images_is_refused(tmp_path):
     model = DenseCRF(3, [Pairwise(Spatial(1.5), Potts(1.0))])
-    path = tmp_path / "journal"
-    learn(model, images(2), groups=("compat",), max_iter=1, journal=path)
+    path = tmp_path / "checkpoint"
+    learn(model, images(2), learn=("compatibility",), max_iter=1, checkpoint=path)
     with pytest.raises(InputError, match="belongs to another run"):
-        learn(model, images(2, seed=1), groups=("compat",), max_iter=1, journal=path, resume=True)
+        learn(model, images(2, seed=1), learn=("compatibility",), max_iter=1, checkpoint=path)
 
 
 def test_learning_stops_when_it_has_settled_and_keeps_no_memory():
     model = DenseCRF(3, [Pairwise(Spatial(1.5), Potts(1.0))])
-    options = {"groups": ("compat",), "optimizer": "adam", "max_iter": 12, "patience": 3}
+    options = {"learn": ("compatibility",), "optimizer": "adam", "max_iter": 12, "patience": 3}
     early = learn(model, images(2), tol=0.9, **options)
     assert len(early.report.losses) == 4  # the start and `patience` iterations
     assert early.report.stopped == "the last 3 iterations gained less than 90 %"
@@ -305,9 +310,10 @@ def test_spacing_of_examples_scales_their_positions():
             Pairwise(Spatial(np.full(3, 1.5) / unit), Potts(0.7)),
         ])
         examples = [SimpleNamespace(image=image, truth=truth, unary=unary, spacing=given)]
-        parameters = Parameters(model, ("compat", "kernel"))
+        parameters = Parameters(model, ("compatibility", "kernel"))
         loss = make_loss("log_likelihood", examples, 2)
-        objective = Objective(parameters, examples, loss, Inference("concave", "exact", 3))
+        inference = Inference("concave", "exact", max_iter=3)
+        objective = DatasetObjective(parameters, examples, loss, inference)
         points.append(objective(parameters.start))
         sums.append(fingerprint(examples))
     assert points[0].value == pytest.approx(points[1].value, rel=1e-9)

@@ -62,7 +62,9 @@ def learned(n_labels=3, **changes):
         gradient_norms=[1.0, 0.3, 0.04, 0.01], validation_ious=[0.5, 0.55, 0.58, 0.57],
         confusions=confusions, validation_confusions=confusions[::-1], n_evaluations=9,
         best_iteration=2, start_model=full_model(n_labels),
-        settings={"groups": ["compat", "kernel"], "l2": {"off_diagonal": 0.025}, "project": True},
+        settings={
+            "learn": ["compatibility", "kernel"], "l2": {"off_diagonal": 0.025}, "project": True,
+        },
     )
     return Learned(full_model(n_labels, 1.25), dataclasses.replace(report, **changes))
 
@@ -131,7 +133,7 @@ def test_the_page_shows_what_was_learned(tmp_path):
     assert ["", "cost of different labels", "2.5", "3.125"] in rows
     assert ["", "width in color, red (gray levels of 255)", "8", "10"] in rows
     assert ["data", "photos"] in rows
-    assert ["learned", "compat, kernel"] in rows
+    assert ["learned", "compatibility, kernel"] in rows
     assert ["ridge towards the start", "off diagonal 0.025"] in rows
     assert ["kept within the convergence guarantee", "yes"] in rows
     assert ["evaluations", "9"] in rows

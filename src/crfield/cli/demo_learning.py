@@ -25,11 +25,12 @@ from crfield.cli.demo_cases import (
     refine_scene,
 )
 from crfield.dense.compatibility import Potts
+from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Spatial
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
 from crfield.io.arrays import write_array
-from crfield.learning import Inference, Learned, LearningReport, learn
+from crfield.learning import Learned, LearningReport, learn
 from crfield.metrics import confusion_matrix, mean_iou
 from crfield.show import pictures
 
@@ -42,7 +43,7 @@ N_LEARNED, LEARNED_SEED = 6, 1
 N_HELD_OUT, HELD_OUT_SEED = 12, 0
 EPOCHS = 15
 # As many iterations as `crfield refine` does: their number is part of a learned model.
-INFERENCE = Inference(n_iter=10)
+INFERENCE = Inference(max_iter=10)
 MODEL, IMAGE, PROBABILITIES = "learned.safetensors", "held-out.png", "held-out.npy"
 
 
@@ -86,7 +87,7 @@ def learn_from_scenes(start: DenseCRF) -> Learned:
     ]
     print(f"\nLearning weights and widths from {N_LEARNED} scenes, from the customary ones on:")
 
-    def progress(epoch: int, report: LearningReport) -> None:
+    def tell(epoch: int, report: LearningReport) -> None:
         if epoch % 5 == 0 or epoch == EPOCHS:
             print(
                 f"  epoch {epoch:2d}/{EPOCHS}  loss {report.losses[-1]:.4f}  "
@@ -94,8 +95,8 @@ def learn_from_scenes(start: DenseCRF) -> Learned:
             )
 
     return learn(
-        start, examples, groups=("compat", "kernel"), loss="iou", optimizer="adam",
-        inference=INFERENCE, max_iter=EPOCHS, tol=0.0, batch_size=3, progress=progress,
+        start, examples, learn=("compatibility", "kernel"), loss="iou", optimizer="adam",
+        inference=INFERENCE, max_iter=EPOCHS, tol=0.0, batch_size=3, callback=tell,
     )
 
 

@@ -34,12 +34,12 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="file written by learn")
     add_dataset(parser)
-    parser.add_argument("--iterations", type=int, metavar="N",
+    parser.add_argument("--max-iter", type=int, metavar="N",
                         help="iterations of inference (default: those the model was learned with)")
     parser.add_argument("--algorithm", choices=("concave", "cccp", "parallel"),
                         help="of inference (default: the one the model was learned with)")
     parser.add_argument("-o", "--output", type=Path, metavar="FOLDER",
-                        help="also write the labels that the model finds, an image each")
+                        help="also write the labels that the model finds, one file per image")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     parser.set_defaults(run=run_evaluate)
 
@@ -63,7 +63,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     for example in dataset:
         result = model.infer(
             example.image, example.unary, algorithm=arguments.algorithm,
-            max_iter=arguments.iterations, tol=0.0, spacing=example.spacing,
+            max_iter=arguments.max_iter, tol=0.0, spacing=example.spacing,
         )
         found = {"input": np.asarray(example.unary).argmin(-1), "model": result.labels}
         if folder is not None:

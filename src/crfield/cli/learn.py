@@ -21,12 +21,12 @@ from crfield.cli.data import add_dataset, open_dataset
 from crfield.cli.progress import LearningProgress
 from crfield.datasets import FolderDataset, Shrunk
 from crfield.datasets.shrunk import fitting_factor
+from crfield.dense.inference import Inference
 from crfield.dense.model import DenseCRF
 from crfield.learning import (
     FAMILIES,
-    GROUPS,
+    LEARNABLE,
     OPTIMIZERS,
-    Inference,
     Learned,
     LearningReport,
     learn,
@@ -46,7 +46,7 @@ examples:
   crfield learn data/ --split train --validation val -o model.safetensors --jobs 4
   crfield learn data/ --split train -o model.safetensors --resume     after an interruption
 
-DATASET holds images/, labels/ and unaries/ with one file a name, and NAME.txt for each split; a
+DATASET holds images/, labels/ and unaries/ with one file per name, and NAME.txt for each split; a
 dataset.json there, or --dataset-json, says how the unaries are stored.
 """
 
@@ -67,9 +67,9 @@ def add_command(commands: Any) -> None:
         help="model to start from (default: a spatial and a bilateral term that suit the data)")
     add("--compatibility", choices=FAMILIES, default="symmetric",
         help="family of the bilateral term's compatibility (default: %(default)s)")
-    add("--learn", default="compat,kernel", metavar="GROUPS",
-        help="what to learn; unary,compat,kernel also recalibrates the unaries, for which a few "
-        "dozen images are too few (default: %(default)s)")
+    add("--learn", default="compatibility,kernel", metavar="NAMES",
+        help="what to learn; unary,compatibility,kernel also recalibrates the unaries, for which a "
+        "few dozen images are too few (default: %(default)s)")
     add("--context", default="", metavar="NAMES",
         help="what else the recalibration may look at, of presence,position,color; needs unary "
         "among what is learned (default: the unaries alone)")
@@ -80,19 +80,19 @@ def add_command(commands: Any) -> None:
     add("--tol", type=float, default=1e-2, metavar="X",
         help="stop when five iterations lower the loss by less than this share; 0 never stops "
         "early (default: %(default)s)")
-    add("--iterations", type=int, default=5, metavar="N",
+    add("--inference-max-iter", type=int, default=5, metavar="N",
         help="iterations of inference (default: %(default)s)")
     add("--algorithm", choices=("concave", "cccp", "parallel"), default="concave",
         help="inference (default: %(default)s)")
-    add("--l2", action="append", default=[], metavar="GROUP=X",
-        help="ridge towards the start for unary, compat, off_diagonal or kernel")
+    add("--l2", action="append", default=[], metavar="NAME=X",
+        help="ridge towards the start for unary, compatibility, off_diagonal or kernel")
     add("--shrink", type=int, metavar="N",
         help="learn on images of 1/N of the size, in about 1/N^2 of the time; the model is for "
         "the full size (default: what brings the images to some 30,000 pixels)")
     add("--jobs", type=int, metavar="N",
         help="images at a time (default: one for every core, or 1 without joblib)")
     add("--seed", type=int, default=0, help="order of mini-batches (default: 0)")
-    add("--resume", action="store_true", help="take up an interrupted run from its journal")
+    add("--resume", action="store_true", help="take up an interrupted run from its checkpoint")
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print the course of learning as JSON at the end")
     parser.set_defaults(run=run_learn)
@@ -101,8 +101,10 @@ def add_command(commands: Any) -> None:
 def run_learn(arguments: argparse.Namespace) -> int:
     """Learn, saving the best model so far after every iteration; then write the report."""
     output: Path = arguments.output
-    journal, page = (output.with_name(output.name + end) for end in (".journal", ".report.html"))
-    for path in (output, journal, page):
+    checkpoint, page = (
+        output.with_name(output.name + end) for end in (".checkpoint", ".report.html")
+    )
+    for path in (output, checkpoint, page):
         check_writable(path)
     jobs = default_jobs() if arguments.jobs is None else arguments.jobs
     check_joblib(jobs)
@@ -110,8 +112,8 @@ def run_learn(arguments: argparse.Namespace) -> int:
     dataset = open_dataset(arguments, arguments.split)
     validation = open_dataset(arguments, arguments.validation) if arguments.validation else None
     given = DenseCRF.load(arguments.start) if arguments.start else None
-    if arguments.resume and not journal.exists() and not arguments.quiet:
-        print(f"crfield: there is no {journal} to resume; starting anew.", file=sys.stderr)
+    if arguments.resume and not checkpoint.exists() and not arguments.quiet:
+        print(f"crfield: there is no {checkpoint} to resume; starting anew.", file=sys.stderr)
     saved: int | None = None  # the iteration whose model this run has saved last
     try:
         with LearningProgress(arguments.max_iter, len(dataset), quiet=arguments.quiet) as progress:
@@ -119,14 +121,14 @@ def run_learn(arguments: argparse.Namespace) -> int:
             examples = _Remembered(dataset, shrink, progress.visit)
             grid_dim = np.ndim(examples[0].truth)
             loss = make_loss(arguments.loss, examples, dataset.n_labels, void=dataset.void)
-            inference = Inference(arguments.algorithm, "auto", arguments.iterations)
+            inference = Inference(arguments.algorithm, max_iter=arguments.inference_max_iter)
             start = given.rescaled(1 / shrink, grid_dim) if given else starting_model(
                 dataset.n_labels, examples, loss, family=arguments.compatibility,
                 inference=inference, n_jobs=jobs,
             )
-            groups, contexts = _words(arguments.learn), _words(arguments.context)
+            names, contexts = _words(arguments.learn), _words(arguments.context)
             if contexts:
-                if "unary" not in groups:
+                if "unary" not in names:
                     raise InputError(
                         f"--context is for the recalibration to look at, got --learn "
                         f"{arguments.learn}; add unary to it."
@@ -142,11 +144,11 @@ def run_learn(arguments: argparse.Namespace) -> int:
                 progress.iteration_done(iteration, report)
 
             learned = learn(
-                start, examples, loss=loss, groups=groups, optimizer=arguments.optimizer,
+                start, examples, loss=loss, learn=names, optimizer=arguments.optimizer,
                 max_iter=arguments.max_iter, tol=arguments.tol, n_jobs=jobs,
                 inference=inference, l2=_parse_l2(arguments.l2), seed=arguments.seed,
                 validation=None if validation is None else _Remembered(validation, shrink),
-                journal=journal, resume=arguments.resume, progress=after_iteration,
+                checkpoint=checkpoint, resume=arguments.resume, callback=after_iteration,
             )
         write_report(
             page, _rescaled(learned, shrink, grid_dim), class_names=dataset.class_names,
@@ -272,12 +274,12 @@ def _parse_l2(pairs: list[str]) -> dict[str, float]:
     for pair in pairs:
         name, _, value = pair.partition("=")
         try:
-            if name not in (*GROUPS, "off_diagonal"):
+            if name not in (*LEARNABLE, "off_diagonal"):
                 raise ValueError
             l2[name] = float(value)
         except ValueError:
             raise InputError(
-                f"--l2 must be GROUP=NUMBER with GROUP one of {', '.join(GROUPS)}, off_diagonal, "
+                f"--l2 must be NAME=NUMBER with NAME one of {', '.join(LEARNABLE)}, off_diagonal, "
                 f"got {pair!r}; for example --l2 unary=0.001."
             ) from None
     return l2

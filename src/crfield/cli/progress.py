@@ -38,7 +38,7 @@ class LearningProgress:
     elsewhere; nothing if quiet.
 
     An iteration takes several passes over the images, and the time left is what the iterations
-    took that visited any: those of a resumed run that come from its journal take no time.
+    took that visited any: those of a resumed run that come from its checkpoint take no time.
     """
 
     def __init__(

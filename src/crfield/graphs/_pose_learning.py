@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import InputError, check_memory
-from crfield.graphs.distances import Doubles
+from crfield.graphs.vision.distances import Doubles
 
 Indices = NDArray[np.int64]
 

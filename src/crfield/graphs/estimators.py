@@ -29,14 +29,14 @@ from crfield._core.validate import (
     check_finite,
     shown,
 )
-from crfield.graphs._chain_inputs import ChainBatch, Labels, join_chains
-from crfield.graphs._graph_checks import Doubles, as_variables
-from crfield.graphs.chains import minimize_batch, sum_batch
-from crfield.graphs.factors import GridFactors
+from crfield.graphs.chains import Chains, Labels, join_chains
+from crfield.graphs.engines.chains import minimize_chains, sum_chains
+from crfield.graphs.factors import Doubles, GridFactors, as_variables
 from crfield.graphs.feature_graph import FeatureGraph, FeatureTerm, Weights
-from crfield.graphs.graph_results import GraphResult
+from crfield.graphs.inference import infer
 from crfield.graphs.log_linear import (
     MINI_BATCHES,
+    TRAININGS,
     ChainExamples,
     Course,
     Descent,
@@ -45,13 +45,10 @@ from crfield.graphs.log_linear import (
     GraphExamples,
     Likelihood,
     chain_batch,
-    fit,
-    fit_piecewise,
     largest_cost,
 )
-from crfield.graphs.propagation import infer_graph
+from crfield.graphs.results import Result
 
-TRAININGS = ("joint", "piecewise")
 DECODINGS = ("map", "marginals")
 LARGEST_FEATURE, LARGEST_PENALTY = 1e100, 1e30
 
@@ -96,7 +93,7 @@ class _LogLinearClassifier(Estimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from samples and the labels of each."""
-        training = as_choice(self.training, "training", TRAININGS)
+        learn = TRAININGS[as_choice(self.training, "training", TRAININGS)]
         descent = Descent(
             as_choice(self.optimizer, "optimizer", OPTIMIZERS),
             as_count(self.max_iter, "max_iter"), as_positive_number(self.tol, "tol"),
@@ -109,7 +106,7 @@ class _LogLinearClassifier(Estimator):
         l2 = 1.0 / len(shapes) if self.l2 is None else _as_penalty(self.l2)
         examples = self._examples(samples, labels, len(classes))
         likelihood = Likelihood(examples, l2)
-        found = (fit if training == "joint" else fit_piecewise)(likelihood, descent)
+        found = learn(likelihood, descent)
         self.classes_ = classes
         coef, intercept, *pairs = (0.0 - w for w in found.weights)
         self.coef_, self.intercept_ = coef.T.copy(), intercept[0]
@@ -245,16 +242,16 @@ class ChainClassifier(_LogLinearClassifier):
 
     def predict(self, X: Any) -> list[NDArray[Any]]:
         """The most probable labels of each chain as a whole, a list of (T,)."""
-        best = minimize_batch(self._batch(X), self.threads)
-        return best.split(self.classes_[best.labels])
+        batch = self._batch(X)
+        return batch.split(self.classes_[minimize_chains(batch, self.threads)[0]])
 
     def predict_proba(self, X: Any) -> list[Doubles]:
         """The marginals of each node's labels, a list of (T, L)."""
         batch = self._batch(X)
-        _, marginals, _ = sum_batch(batch, 1.0, None, self.threads)
-        return np.split(marginals, batch.offsets[1:-1])
+        _, marginals, _ = sum_chains(batch, 1.0, None, self.threads)
+        return batch.split(marginals)
 
-    def _batch(self, X: Any) -> ChainBatch:
+    def _batch(self, X: Any) -> Chains:
         self._check_fitted("coef_")
         (features, offsets), _ = self._read(X)
         self._check_features(features.shape[1])
@@ -267,7 +264,7 @@ class ChainClassifier(_LogLinearClassifier):
 
 @dataclass(frozen=True, kw_only=True)
 class Propagation:
-    """How belief propagation on loops is done as a part of something larger, see `infer_graph`.
+    """How belief propagation on loops is done as a part of something larger, see `infer`.
 
     max_iter : most iterations.
     damping : share of an old message, as a cost, that stays, within [0, 1).
@@ -346,7 +343,7 @@ class _LoopyClassifier(_LogLinearClassifier):
             for result, shape in self._infer(X, 1.0)
         ]
 
-    def _infer(self, X: Any, temperature: float) -> list[tuple[GraphResult, Shape]]:
+    def _infer(self, X: Any, temperature: float) -> list[tuple[Result, Shape]]:
         self._check_fitted("coef_")
         weights = (-self.coef_.T, -self.intercept_[None], *(-part for part in self.pair_coef_))
         samples, shapes = self._read(X)
@@ -368,11 +365,11 @@ class _LoopyClassifier(_LogLinearClassifier):
                 largest_cost(w, term.largest) for term, w in zip(terms, weights, strict=True)
             ))
             graph = _with_states(terms, len(self.classes_)).graph(weights)
-            out.append((infer_graph(graph, **self._inference(temperature)), shape))
+            out.append((infer(graph, **self._inference(temperature)), shape))
         return out
 
     def _inference(self, temperature: float) -> dict[str, Any]:
-        """Arguments of `infer_graph`."""
+        """Arguments of `infer`."""
         how = self.inference
         if not isinstance(how, Propagation):
             raise InputError(
@@ -380,7 +377,7 @@ class _LoopyClassifier(_LogLinearClassifier):
                 "Propagation(max_iter=...)."
             )
         return {
-            "temperature": temperature, "n_iter": how.max_iter, "damping": how.damping,
+            "temperature": temperature, "max_iter": how.max_iter, "damping": how.damping,
             "tol": how.tol, "convex": how.convex, "threads": self.threads,
         }
 

@@ -1,6 +1,7 @@
 """Learning every parameter of a dense CRF."""
 
 from crfield._core.optimize import OPTIMIZERS
+from crfield.dense.inference import Inference
 from crfield.learning.baselines import (
     METRICS,
     Searched,
@@ -21,21 +22,21 @@ from crfield.learning.learner import (
     learn,
     make_loss,
 )
-from crfield.learning.objective import Example, Inference, Objective
-from crfield.learning.parameters import GROUPS, Parameters
+from crfield.learning.objective import DatasetObjective, Example
+from crfield.learning.parameters import LEARNABLE, Parameters
 from crfield.learning.report import write_report
 from crfield.learning.start import FAMILIES, starting_model
 
 __all__ = [
     "FAMILIES",
-    "GROUPS",
+    "LEARNABLE",
     "METRICS",
     "OPTIMIZERS",
+    "DatasetObjective",
     "Example",
     "Inference",
     "Learned",
     "LearningReport",
-    "Objective",
     "Parameters",
     "SearchReport",
     "Searched",

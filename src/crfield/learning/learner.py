@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from crfield._core.arena import drop_arenas
+from crfield._core.checkpoints import Checkpoint
 from crfield._core.optimize import OPTIMIZERS, Batches, Vector, minimize
 from crfield._core.validate import (
     InputError,
@@ -20,6 +20,7 @@ from crfield._core.validate import (
     as_positive_number,
     as_scalar,
 )
+from crfield.dense.inference import Inference
 from crfield.dense.losses import (
     VOID,
     ExpectedHamming,
@@ -30,19 +31,18 @@ from crfield.dense.losses import (
     class_weights,
 )
 from crfield.dense.model import DenseCRF
-from crfield.learning.journal import Journal
 from crfield.learning.objective import (
     Confusion,
+    DatasetObjective,
     Example,
-    Inference,
-    Objective,
     Point,
-    evaluate_image,
+    count_labels,
     fingerprint,
-    threads_per_job,
+    settle,
     visit,
+    with_inference,
 )
-from crfield.learning.parameters import GROUPS, Parameters
+from crfield.learning.parameters import LEARNABLE, Parameters
 from crfield.metrics import as_label_map, mean_iou
 
 LOSSES: dict[str, type[Loss]] = {
@@ -56,10 +56,13 @@ LOSSES: dict[str, type[Loss]] = {
 # typical change; divided by the number of images. See experiments/results/msrc21_learning.md.
 RIDGE_FOR_ONE_IMAGE = 0.02
 
+# What of inference a checkpoint depends on.
+_PART_OF_A_RUN = ("algorithm", "filter", "filter_tol", "max_iter")
+
 
 @dataclass
 class LearningReport:
-    """The course of learning: one entry an iteration, the start included.
+    """The course of learning: one entry per iteration, the start included.
 
     losses, mean_ious : over the examples.
     gradient_norms : of the objective.
@@ -115,13 +118,9 @@ def make_loss(
     return LOSSES[name](class_weights(counts, power), void)
 
 
-def _hex(numbers: Any) -> list[str] | None:
-    return None if numbers is None else [float(number).hex() for number in numbers]
-
-
 def default_l2(n_examples: int) -> dict[str, float]:
-    """The ridge of each group for `n_examples` images."""
-    return dict.fromkeys((*GROUPS, "off_diagonal"), RIDGE_FOR_ONE_IMAGE / max(1, n_examples))
+    """The ridge of each group of parameters for `n_examples` images."""
+    return dict.fromkeys((*LEARNABLE, "off_diagonal"), RIDGE_FOR_ONE_IMAGE / max(1, n_examples))
 
 
 def learn(
@@ -129,7 +128,7 @@ def learn(
     examples: Sequence[Example],
     *,
     loss: str | Loss = "iou",
-    groups: Sequence[str] = ("compat", "kernel"),
+    learn: Sequence[str] = ("compatibility", "kernel"),
     optimizer: str = "cg",
     inference: Inference | None = None,
     l2: dict[str, float] | None = None,
@@ -143,9 +142,9 @@ def learn(
     batch_size: int = 8,
     step_size: float = 0.1,
     seed: int = 0,
-    journal: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    progress: Callable[[int, LearningReport], Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    callback: Callable[[int, LearningReport], Any] | None = None,
 ) -> Learned:
     """Minimize a loss over the marginals of mean-field inference by the model's parameters.
 
@@ -156,123 +155,178 @@ def learn(
     model : where to start; its compatibilities' families and its kernels are what is learned.
     examples : images with costs and true labels; looked up by index in every pass.
     loss : "iou" (over the whole set), "hamming", "robust", "log_likelihood", or a `Loss`.
-    groups : what to learn, of "unary" (a recalibration of the costs, L (L + 1) numbers that overfit
-        a few dozen images), "compat", "kernel" (widths) and "weight" (of the terms, which Potts
-        weights make superfluous).
+    learn : what to learn, of "unary" (a recalibration of the costs, L (L + 1) numbers that overfit
+        a few dozen images), "compatibility", "kernel" (widths) and "weight" (of the terms, which
+        Potts weights make superfluous).
     optimizer : "cg", "gd", "lbfgs", "adam" or "sgd"; `max_iter` iterations or epochs. The last two
         take `batch_size` images at a time, in an order drawn from `seed`, and steps of `step_size`.
-    inference : how marginals are computed, by default `Inference()`.
+    inference : how marginals are computed, by default the model's algorithm, or "concave", with the
+        model's number of iterations, or 5. All iterations are done, whatever its `tol`: their
+        number is part of the model.
     tol : stop when `patience` iterations together lower the objective by less than this share;
         0 never does.
-    l2 : ridge towards the prior for each group and for "off_diagonal" of a symmetric compatibility,
-        on changes in units of what each parameter typically changes by (`Parameters.scale`); by
-        default it shrinks with the number of images.
+    l2 : ridge towards the prior for each group of parameters and for "off_diagonal" of a symmetric
+        compatibility, on changes in units of what each parameter typically changes by
+        (`Parameters.scale`); by default it shrinks with the number of images.
     validation : examples to stop on; the iterate with the best mean IoU there is returned, and
         learning stops after `patience` iterations without a better one.
     n_jobs : images at a time, through joblib.
     project : keep compatibilities within the convergence guarantee.
     prior : the model that the ridge pulls to instead of the start, for a start that was itself
         learned.
-    journal, resume : a file that records every evaluation, and whether to take up its run.
-    progress : called as progress(iteration, report) after each iteration; True stops.
+    checkpoint : a file that keeps every evaluation; a run that was killed and started again with
+        the same arguments goes on from there, to the same result.
+    resume : whether to go on from an existing checkpoint.
+    callback : called as callback(iteration, report) after each iteration; True stops.
     """
-    inference = Inference() if inference is None else inference
     iterations = as_count(max_iter, "max_iter", 0)
-    enough = as_scalar(tol, "tol")
-    patience, batch_size = as_count(patience, "patience"), as_count(batch_size, "batch_size")
-    step_size, seed = as_positive_number(step_size, "step_size"), as_count(seed, "seed", 0)
+    batches = Batches(
+        len(examples), as_count(batch_size, "batch_size"),
+        as_positive_number(step_size, "step_size"), as_count(seed, "seed", 0),
+    )
     as_choice(optimizer, "optimizer", OPTIMIZERS)
-    model = inference.kept_in(model)
-    parameters = Parameters(model, groups, project=project, prior=prior)
+    settled = settle(inference, model, n_jobs)
+    parameters = Parameters(with_inference(model, settled), learn, project=project, prior=prior)
     chosen = loss if isinstance(loss, Loss) else make_loss(loss, examples, model.n_labels)
     ridge = {**default_l2(len(examples)), **(l2 or {})}
-    objective = Objective(parameters, examples, chosen, inference, l2=ridge, n_jobs=n_jobs)
-    settings = {
-        "groups": list(groups), "context": list(model.context), "optimizer": optimizer,
-        "loss": type(chosen).__name__,
-        "inference": dataclasses.asdict(inference), "n_examples": len(examples), "seed": seed,
-        "batch_size": batch_size, "step_size": step_size, "l2": ridge, "project": project,
-        "tol": enough,
-    }
-    purpose = {
-        "format": "crfield.journal", "version": 3, **settings,
-        "data": fingerprint(examples), "weights": _hex(chosen.weights), "void": chosen.void,
-        "start": _hex(parameters.start), "prior": _hex(parameters.prior),
-    }
-    size = len(parameters.start)
-    record = Journal(journal, purpose, size, model.n_labels, resume=resume)
-    report = LearningReport(
-        start_model=parameters.build(parameters.start), settings={**settings, "max_iter": max_iter}
+    run = _Run(
+        DatasetObjective(parameters, examples, chosen, settled, l2=ridge, n_jobs=n_jobs),
+        validation, as_scalar(tol, "tol"), as_count(patience, "patience"), callback,
     )
-    latest: dict[bytes, Point] = {}  # the last point over all examples: often asked for twice
-    values: list[float] = []
-    best = -np.inf
+    settings = {
+        "learn": list(learn), "context": list(model.context), "optimizer": optimizer,
+        "loss": type(chosen).__name__,
+        "inference": {name: getattr(settled, name) for name in _PART_OF_A_RUN},
+        "n_examples": len(examples), "seed": batches.seed, "batch_size": batches.batch_size,
+        "step_size": batches.step_size, "l2": ridge, "project": project, "tol": run.tol,
+    }
+    run.report.settings = {**settings, "max_iter": max_iter}
+    if checkpoint is not None:
+        run.checkpoint = Checkpoint(
+            checkpoint, {**settings, **_facts_of(run.objective)}, resume=resume
+        )
+    try:
+        if not run.watch(parameters.start) and iterations:
+            minimize(
+                run.slope, parameters.start, optimizer, max_iter=iterations, callback=run.watch,
+                batches=batches, scale=parameters.scale,
+            )
+    finally:
+        drop_arenas()
+    return run.result(iterations)
 
-    def evaluate(vector: Vector, indices: Sequence[int] | None) -> Point:
-        known = latest.get(vector.tobytes()) if indices is None else None
-        if known is not None:
-            return known
-        point = record.recall(vector)
-        if point is None:
-            point = objective(vector, indices)
-            record.record(vector, point)
-        report.n_evaluations += 1
-        latest.clear()
-        if indices is None:
-            latest[vector.tobytes()] = point
-        return point
 
-    def slope(vector: Vector, indices: Sequence[int] | None) -> tuple[float, Vector]:
-        point = evaluate(vector, indices)
+def _facts_of(objective: DatasetObjective) -> dict[str, Any]:
+    """Data, loss and parameters, by which a run is told from others."""
+
+    def exact(numbers: Any) -> list[str] | None:
+        return None if numbers is None else [float(number).hex() for number in numbers]
+
+    loss, parameters = objective.loss, objective.parameters
+    return {
+        "data": fingerprint(objective.examples), "weights": exact(loss.weights), "void": loss.void,
+        "start": exact(parameters.start), "prior": exact(parameters.prior),
+    }
+
+
+class _Run:
+    """One run of `learn`: what was evaluated, how it goes, and whether it is time to stop."""
+
+    def __init__(
+        self, objective: DatasetObjective, validation: Sequence[Example] | None, tol: float,
+        patience: int, callback: Callable[[int, LearningReport], Any] | None,
+    ) -> None:
+        self.objective = objective
+        self.validation = validation
+        self.tol, self.patience = tol, patience
+        self.callback = callback
+        self.checkpoint: Checkpoint | None = None
+        start = objective.parameters.build(objective.parameters.start)
+        self.report = LearningReport(start_model=start)
+        self._values: list[float] = []
+        self._best = -np.inf
+        # The last point over all examples, which is often asked for twice.
+        self._latest: tuple[bytes, Point] | None = None
+
+    def slope(self, vector: Vector, indices: Sequence[int] | None) -> tuple[float, Vector]:
+        """Value and gradient, over all examples or those of a mini-batch."""
+        point = self.evaluate(vector, indices)
         return point.value, point.gradient
 
-    def watch(vector: Vector) -> bool:
-        nonlocal best
-        point = evaluate(vector, None)
+    def evaluate(self, vector: Vector, indices: Sequence[int] | None) -> Point:
+        """The objective at a vector, from the checkpoint while that has it."""
+        key = vector.tobytes()
+        if indices is None and self._latest is not None and self._latest[0] == key:
+            return self._latest[1]
+        known = None if self.checkpoint is None else self.checkpoint.recall(vector)
+        if known is None:
+            point = self.objective(vector, indices)
+            if self.checkpoint is not None:
+                self.checkpoint.append(
+                    vector, [point.value, point.loss], point.gradient, point.confusion
+                )
+        else:
+            (value, loss), gradient, counts = known
+            n_labels = self.objective.parameters.model.n_labels
+            confusion = counts.reshape(n_labels, n_labels).astype(np.int64)
+            point = Point(float(value), float(loss), gradient, confusion)
+        self.report.n_evaluations += 1
+        self._latest = (key, point) if indices is None else None
+        return point
+
+    def watch(self, vector: Vector) -> bool:
+        """Report an iterate, keep it if it is the best; whether to stop."""
+        report, values = self.report, self._values
+        point = self.evaluate(vector, None)
         report.losses.append(point.loss)
         report.mean_ious.append(mean_iou(point.confusion))
         report.confusions.append(point.confusion)
         report.gradient_norms.append(float(np.linalg.norm(point.gradient)))
-        score = -point.value
-        if validation is not None:
-            confusion = _validate(parameters.build(vector), validation, chosen, inference, n_jobs)
-            if not confusion.any():
-                raise InputError(
-                    "validation must have labeled pixels, got only void ones; check the split."
-                )
-            score = mean_iou(confusion)
-            report.validation_ious.append(score)
-            report.validation_confusions.append(confusion)
-        if score > best:
-            best = score
-            report.best_iteration = len(report.losses) - 1
-            report.best_model = parameters.build(vector)
         values.append(point.value)
-        asked = bool(progress(len(values) - 1, report)) if progress is not None else False
-        if asked:
-            report.stopped = "progress asked for it"
-        elif validation is None and _has_settled(values, enough, patience):
+        score = -point.value if self.validation is None else self._validate(vector)
+        if score > self._best:
+            self._best = score
+            report.best_iteration = len(values) - 1
+            report.best_model = self.objective.parameters.build(vector)
+        if self.callback is not None and self.callback(len(values) - 1, report):
+            report.stopped = "callback asked for it"
+        elif self.validation is None and _has_settled(values, self.tol, self.patience):
             report.stopped = (
-                f"the last {patience} iterations gained less than {100 * enough:g} %"
+                f"the last {self.patience} iterations gained less than {100 * self.tol:g} %"
             )
-        elif validation is not None and len(values) - 1 - report.best_iteration >= patience:
-            report.stopped = f"the last {patience} iterations were no better on the validation set"
+        elif self.validation is not None and (
+            len(values) - 1 - report.best_iteration >= self.patience
+        ):
+            report.stopped = (
+                f"the last {self.patience} iterations were no better on the validation set"
+            )
         return bool(report.stopped)
 
-    try:
-        if not watch(parameters.start) and iterations:
-            minimize(
-                slope, parameters.start, optimizer, max_iter=iterations, callback=watch,
-                batches=Batches(len(examples), batch_size, step_size, seed),
-                scale=parameters.scale,
+    def result(self, max_iter: int) -> Learned:
+        """The best iterate."""
+        report = self.report
+        assert report.best_model is not None
+        if not report.stopped:
+            at_limit = len(self._values) - 1 >= max_iter
+            report.stopped = "max_iter was reached" if at_limit else "no step led further down"
+        return Learned(report.best_model, report)
+
+    def _validate(self, vector: Vector) -> float:
+        """Mean IoU of the model's labels on the validation set."""
+        assert self.validation is not None
+        objective, n = self.objective, len(self.validation)
+        counts = visit(
+            count_labels, objective.parameters.build(vector), self.validation, range(n),
+            (objective.inference, objective.loss.void), objective.n_jobs,
+        )
+        confusion = np.asarray(np.sum(counts, axis=0), np.int64)
+        if not confusion.any():
+            raise InputError(
+                "validation must have labeled pixels, got only void ones; check the split."
             )
-    finally:
-        drop_arenas()
-    assert report.best_model is not None
-    if not report.stopped:
-        at_limit = len(values) - 1 >= iterations
-        report.stopped = "max_iter was reached" if at_limit else "no step led further down"
-    return Learned(report.best_model, report)
+        self.report.validation_ious.append(mean_iou(confusion))
+        self.report.validation_confusions.append(confusion)
+        return self.report.validation_ious[-1]
 
 
 def _has_settled(values: Sequence[float], tol: float, patience: int) -> bool:
@@ -281,12 +335,3 @@ def _has_settled(values: Sequence[float], tol: float, patience: int) -> bool:
         return False
     before = min(values[:-patience])
     return before - min(values[-patience:]) < tol * abs(before)
-
-
-def _validate(
-    model: DenseCRF, examples: Sequence[Example], loss: Loss, inference: Inference, n_jobs: int
-) -> Confusion:
-    """Confusion matrix of the model's labels on other images."""
-    arguments = (loss, inference, None, (), threads_per_job(n_jobs))
-    entries = visit(evaluate_image, model, examples, range(len(examples)), arguments, n_jobs)
-    return np.asarray(np.sum([entry.confusion for entry in entries], axis=0), np.int64)

@@ -22,22 +22,23 @@ from crfield._core.validate import (
     FloatArray,
     InputError,
     as_array,
-    as_choice,
-    as_count,
     as_floats,
     available_memory,
     check_magnitude,
 )
-from crfield.dense.filters import METHODS
 from crfield.dense.gradient import backpropagate, backpropagate_fused
+from crfield.dense.inference import Inference
 from crfield.dense.inputs import center_costs
-from crfield.dense.losses import Loss, Totals
+from crfield.dense.losses import VOID, Loss, Totals
 from crfield.dense.meanfield import Problem, State, run_parallel
-from crfield.dense.model import DenseCRF
+from crfield.dense.model import DEFAULT_ALGORITHM, DenseCRF
 from crfield.dense.observation import observe
 from crfield.dense.plan import Plan, make_problem
 from crfield.learning.parameters import ModelGradient, Parameters
 from crfield.metrics import confusion_matrix
+
+# Iterations of inference while learning, unless the caller or the model says.
+_MAX_ITER = 5
 
 Confusion = NDArray[np.int64]
 Result = TypeVar("Result")
@@ -63,40 +64,12 @@ class Example(Protocol):
 
 
 @dataclass(frozen=True)
-class Inference:
-    """How marginals are computed while learning.
-
-    algorithm : "concave", "cccp" or "parallel".
-    filter : "auto", "lattice" or "exact".
-    n_iter : the number of iterations, which is part of the model.
-    """
-
-    algorithm: str = "concave"
-    filter: str = "auto"
-    n_iter: int = 5
-
-    def __post_init__(self) -> None:
-        if self.algorithm == "sequential":
-            raise InputError(
-                "learning goes back through parallel updates, got algorithm 'sequential'; "
-                "use 'concave', 'cccp' or 'parallel'."
-            )
-        as_choice(self.algorithm, "algorithm", ("concave", "cccp", "parallel"))
-        as_choice(self.filter, "filter", METHODS)
-        as_count(self.n_iter, "n_iter", 0)
-
-    def kept_in(self, model: DenseCRF) -> DenseCRF:
-        """The model, made to infer like this from now on."""
-        return replace(model, algorithm=self.algorithm, max_iter=self.n_iter)
-
-
-@dataclass(frozen=True)
 class Evaluation:
-    """What one image contributes."""
+    """What one image contributes to the loss and its gradient."""
 
     totals: Totals
     confusion: Confusion
-    gradient: ModelGradient | None
+    gradient: ModelGradient
 
 
 @dataclass(frozen=True)
@@ -123,27 +96,57 @@ class Unrolled:
     trace: list[State]
 
 
+def settle(inference: Inference | None, model: DenseCRF, n_jobs: int) -> Inference:
+    """How marginals are computed while learning, with nothing left open.
+
+    What neither `inference` nor the model says is "concave", 5 iterations and an equal share of the
+    cores for each of `n_jobs` jobs.
+    """
+    given = Inference() if inference is None else inference
+    algorithm = given.algorithm or model.algorithm or DEFAULT_ALGORITHM
+    if algorithm == "sequential":
+        raise InputError(
+            "learning goes back through parallel updates, got algorithm 'sequential'; "
+            "use 'concave', 'cccp' or 'parallel'."
+        )
+    counts = (given.max_iter, model.max_iter, _MAX_ITER)
+    return replace(
+        given, algorithm=algorithm, max_iter=next(n for n in counts if n is not None),
+        threads=threads_per_job(n_jobs) if given.threads is None else given.threads,
+    )
+
+
+def with_inference(model: DenseCRF, inference: Inference) -> DenseCRF:
+    """The model, made to infer like this from now on."""
+    return replace(model, algorithm=inference.algorithm, max_iter=inference.max_iter)
+
+
 def unroll(
-    model: DenseCRF, example: Example, inference: Inference, threads: int, *, keep_states: bool,
+    model: DenseCRF, example: Example, inference: Inference, *, keep_states: bool,
     fused: bool = True, arena: Arena | None = None,
 ) -> Unrolled:
     """A fixed number of iterations on one image, without the safeguard, whose redone steps would
     make the loss jump. What comes out lives in the arena, if one is given.
     """
+    assert inference.algorithm is not None
+    assert inference.max_iter is not None
+    assert inference.threads is not None
     check_example(model, example)
     raw = as_floats(example.unary, "unary")
     check_magnitude(raw, "unary")
     observation = observe(raw.shape[:-1], example.image, spacing=spacing_of(example))
     features = model.unary_features(raw, observation)
     costs = model.recalibrate(features).reshape(-1, model.n_labels)
-    centered, _ = center_costs(costs, threads)
-    terms = model.build_terms(observation, raw.dtype, inference.filter, 0.0, threads)
+    centered, _ = center_costs(costs, inference.threads)
+    terms = model.build_terms(
+        observation, raw.dtype, inference.filter, inference.filter_tol, inference.threads
+    )
     problem = make_problem(
-        centered, terms, inference.algorithm, threads, keep_states=keep_states, arena=arena,
-        fused=fused and (not keep_states or inference.algorithm == "concave"),
+        centered, terms, inference.algorithm, inference.threads, keep_states=keep_states,
+        arena=arena, fused=fused and (not keep_states or inference.algorithm == "concave"),
     )
     trace: list[State] = []
-    n_iter = inference.n_iter if terms else 0  # independent variables are done at the start
+    n_iter = inference.max_iter if terms else 0  # independent variables are done at the start
     outcome = run_parallel(
         problem, init=None, max_iter=n_iter, tol=-math.inf, guarded=False,
         trace=trace if keep_states else None,
@@ -167,25 +170,41 @@ def check_example(model: DenseCRF, example: Example) -> None:
     if truth != costs[:-1]:
         raise InputError(
             f"truth must have the unary's grid {costs[:-1]}, got {truth}; "
-            "pass one true label a variable."
+            "pass one true label per variable."
         )
+
+
+def count_labels(
+    model: DenseCRF, example: Example, inference: Inference, void: int | None
+) -> Confusion:
+    """The (L, L) counts of each true label of an image by each inferred one."""
+    with lent_arena() as arena:
+        run = unroll(model, example, inference, keep_states=False, arena=arena)
+        return _count(run.marginals, np.asarray(example.truth).reshape(-1), void)
+
+
+def image_totals(
+    model: DenseCRF, example: Example, inference: Inference, loss: Loss
+) -> Totals:
+    """What one image adds to the totals of the loss."""
+    with lent_arena() as arena:
+        run = unroll(model, example, inference, keep_states=False, arena=arena)
+        return loss.totals(run.marginals, np.asarray(example.truth).reshape(-1))
 
 
 def evaluate_image(
-    model: DenseCRF, example: Example, loss: Loss, inference: Inference, totals: Totals | None,
-    groups: Sequence[str], threads: int,
+    model: DenseCRF, example: Example, inference: Inference, loss: Loss, totals: Totals,
+    learn: Sequence[str],
 ) -> Evaluation:
-    """Infer on one image; go back through it if the totals of all images are given."""
+    """Infer on one image and go back through it, given the totals of all images."""
     with lent_arena() as arena:
-        run = unroll(
-            model, example, inference, threads, keep_states=totals is not None, arena=arena
-        )
-        return _evaluate(run, example, loss, totals, groups)
+        run = unroll(model, example, inference, keep_states=True, arena=arena)
+        return _evaluate(run, example, loss, totals, learn)
 
 
 def evaluate_at_once(
-    model: DenseCRF, examples: Sequence[Example], indices: Sequence[int], loss: Loss,
-    inference: Inference, groups: Sequence[str], threads: int,
+    model: DenseCRF, examples: Sequence[Example], indices: Sequence[int], inference: Inference,
+    loss: Loss, learn: Sequence[str],
 ) -> list[Evaluation]:
     """`evaluate_image` of images whose gradients need the totals of all of them.
 
@@ -202,7 +221,7 @@ def evaluate_at_once(
             before = available_memory()
             with ExitStack() as until_totals:
                 arena = (stack if keep else until_totals).enter_context(lent_arena())
-                run = unroll(model, example, inference, threads, keep_states=keep, arena=arena)
+                run = unroll(model, example, inference, keep_states=keep, arena=arena)
                 totals.append(loss.totals(run.marginals, np.asarray(example.truth).reshape(-1)))
             if keep:
                 waiting[index] = run
@@ -215,38 +234,40 @@ def evaluate_at_once(
             if index in waiting:
                 again = index in indices[place + 1 :]
                 run = waiting[index] if again else waiting.pop(index)
-                entries.append(_evaluate(run, examples[index], loss, of_all, groups))
+                entries.append(_evaluate(run, examples[index], loss, of_all, learn))
                 del run
             else:
-                entries.append(evaluate_image(
-                    model, examples[index], loss, inference, of_all, groups, threads
-                ))
+                entries.append(
+                    evaluate_image(model, examples[index], inference, loss, of_all, learn)
+                )
         return entries
 
 
 def _evaluate(
-    run: Unrolled, example: Example, loss: Loss, totals: Totals | None, groups: Sequence[str]
+    run: Unrolled, example: Example, loss: Loss, totals: Totals, learn: Sequence[str]
 ) -> Evaluation:
     q = run.marginals
     truth = np.asarray(example.truth).reshape(-1)
-    void = 255 if loss.void is None else loss.void
-    confusion = confusion_matrix(truth, q.argmax(1), q.shape[1], void=void)
-    gradient = None if totals is None else _gradient(run, loss, truth, totals, groups)
-    return Evaluation(loss.totals(q, truth), confusion, gradient)
+    gradient = _gradient(run, loss, truth, totals, learn)
+    return Evaluation(loss.totals(q, truth), _count(q, truth, loss.void), gradient)
+
+
+def _count(q: FloatArray, truth: NDArray[Any], void: int | None) -> Confusion:
+    return confusion_matrix(truth, q.argmax(1), q.shape[1], void=VOID if void is None else void)
 
 
 def _gradient(
-    run: Unrolled, loss: Loss, truth: NDArray[Any], totals: Totals, groups: Sequence[str]
+    run: Unrolled, loss: Loss, truth: NDArray[Any], totals: Totals, learn: Sequence[str]
 ) -> ModelGradient:
     terms = run.problem.terms
-    widths = ["kernel" in groups] * len(terms)
+    widths = ["kernel" in learn] * len(terms)
     if isinstance(run.problem, Plan):
         found = backpropagate_fused(run.problem, run.trace, loss, truth, totals, widths=widths)
     else:
         found = backpropagate(run.problem, run.trace, loss, truth, totals, widths=widths)
     n_labels = found.unary.shape[1]
     recalibration = np.zeros((n_labels, run.features.shape[1] + 1))
-    if "unary" in groups:
+    if "unary" in learn:
         recalibration[:, :-1] = found.unary.T @ run.features
         recalibration[:, -1] = np.ones(len(found.unary), found.unary.dtype) @ found.unary
     return ModelGradient(
@@ -320,47 +341,36 @@ def visit(
         ) from None
 
 
-class Objective:
+class DatasetObjective:
     """f(x) = loss(x) + sum_k l2_k ((x_k - prior_k) / scale_k)^2 over all of a set of examples.
 
     Images run in parallel through joblib (`n_jobs`), so that `joblib.parallel_config` can send them
     to a cluster; the sums are formed in the order of the examples, whatever finishes first.
 
     parameters : what x stands for.
-    inference : how marginals are computed.
-    l2 : the ridge of each group, by default none.
+    inference : how marginals are computed; see `settle` for what is left open.
+    l2 : the ridge of each group of parameters, by default none.
     """
 
     def __init__(
         self, parameters: Parameters, examples: Sequence[Example], loss: Loss,
-        inference: Inference, *, l2: dict[str, float] | None = None, n_jobs: int = 1,
+        inference: Inference | None = None, *, l2: dict[str, float] | None = None, n_jobs: int = 1,
     ) -> None:
         if len(examples) == 0:
             raise InputError("examples must hold at least one image, got none; check the split.")
         self.parameters = parameters
         self.examples = examples
         self.loss = loss
-        self.inference = inference
+        self.inference = settle(inference, parameters.model, n_jobs)
         self.decay = parameters.decay(l2 or {})
         self.n_jobs = n_jobs
-        self._threads = threads_per_job(n_jobs)
 
     def __call__(self, vector: Vector, indices: Sequence[int] | None = None) -> Point:
         """The objective at `vector`, over all examples or those of a mini-batch."""
         model = self.parameters.build(vector)
         chosen = range(len(self.examples)) if indices is None else indices
-        if self.loss.separable:
-            entries = self._visit(model, chosen, self._weight_totals(model, chosen))
-        elif self.n_jobs == 1:
-            entries = evaluate_at_once(
-                model, self.examples, chosen, self.loss, self.inference, self.parameters.groups,
-                self._threads,
-            )
-        else:
-            forward = self._visit(model, chosen, None)
-            totals = np.sum([entry.totals for entry in forward], axis=0)
-            entries = self._visit(model, chosen, totals)
-        gradient = reduce(operator.add, [entry.gradient for entry in entries if entry.gradient])
+        entries = self._evaluate(model, chosen)
+        gradient = reduce(operator.add, [entry.gradient for entry in entries])
         grid_dim = np.asarray(self.examples[chosen[0]].truth).ndim
         away = vector - self.parameters.prior
         loss = self.loss.value(np.sum([entry.totals for entry in entries], axis=0))
@@ -369,6 +379,22 @@ class Objective:
             loss=loss,
             gradient=self.parameters.chain(vector, gradient, grid_dim) + 2.0 * self.decay * away,
             confusion=np.sum([entry.confusion for entry in entries], axis=0),
+        )
+
+    def _evaluate(self, model: DenseCRF, chosen: Sequence[int]) -> list[Evaluation]:
+        learn = self.parameters.learn
+        if not self.loss.separable and self.n_jobs == 1:
+            return evaluate_at_once(
+                model, self.examples, chosen, self.inference, self.loss, learn
+            )
+        given = (self.inference, self.loss)
+        if self.loss.separable:
+            totals = self._weight_totals(model, chosen)
+        else:
+            parts = visit(image_totals, model, self.examples, chosen, given, self.n_jobs)
+            totals = np.sum(parts, axis=0)
+        return visit(
+            evaluate_image, model, self.examples, chosen, (*given, totals, learn), self.n_jobs
         )
 
     def _weight_totals(self, model: DenseCRF, chosen: Sequence[int]) -> Totals:
@@ -381,10 +407,3 @@ class Objective:
             ),
             np.zeros(2),
         )
-
-    def _visit(
-        self, model: DenseCRF, chosen: Sequence[int], totals: Totals | None
-    ) -> list[Evaluation]:
-        groups = self.parameters.groups
-        arguments = (self.loss, self.inference, totals, groups, self._threads)
-        return visit(evaluate_image, model, self.examples, chosen, arguments, self.n_jobs)

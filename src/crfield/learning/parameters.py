@@ -9,7 +9,7 @@ mu - PmuP + NSD(PmuP), and the gradient goes through the projection.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -23,15 +23,15 @@ from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetri
 from crfield.dense.kernels import Kernel
 from crfield.dense.model import DenseCRF
 
-# What can be learned; "off_diagonal" regularizes the part of a symmetric mu that "compat" holds.
-GROUPS = ("unary", "compat", "kernel", "weight")
+# What can be learned; "off_diagonal" regularizes a part of "compatibility", of a symmetric mu.
+LEARNABLE = ("unary", "compatibility", "kernel", "weight")
 
 # Of an entry of the recalibration, of its constants, of its entries for the presence of labels and
 # for positions and colors, of logarithms, and of the entries of a symmetric mu as shares of its
 # largest.
 _TYPICAL_CHANGE = {
-    "unary": 0.05, "constant": 0.3, "presence": 0.1, "place": 0.5, "compat": 0.3, "entry": 0.3,
-    "kernel": 0.3, "weight": 0.3,
+    "unary": 0.05, "constant": 0.3, "presence": 0.1, "place": 0.5, "compatibility": 0.3,
+    "entry": 0.3, "kernel": 0.3, "weight": 0.3,
 }
 
 
@@ -60,33 +60,34 @@ class Parameters:
     """The learned part of a model as a vector.
 
     model : the start; what is not learned keeps its value.
-    groups : some of "unary" (the recalibration), "compat", "kernel" and "weight" (of the terms).
+    learn : some of "unary" (the recalibration), "compatibility", "kernel" (widths) and "weight" (of
+        the terms).
     project : keep compatibilities within the convergence guarantee.
     prior : the model that the ridge pulls to, of the same form; the start by default.
     """
 
     def __init__(
-        self, model: DenseCRF, groups: Iterable[str], *, project: bool = True,
+        self, model: DenseCRF, learn: Iterable[str], *, project: bool = True,
         prior: DenseCRF | None = None,
     ) -> None:
-        self.groups = _as_groups(groups)
+        self.learn = _as_learnable(learn)
         n = model.n_labels
-        if "unary" in self.groups and model.recalibration is None:
+        if "unary" in self.learn and model.recalibration is None:
             model = dataclasses.replace(model, recalibration=np.eye(n, n + 1))
         self.model = model
         self.project = project
         self._pieces: list[tuple[str, int | None, str, Vector]] = []
-        if "unary" in self.groups:
+        if "unary" in self.learn:
             self._pieces.append(("unary", None, "recalibration", model.recalibration.ravel()))
         for number, term in enumerate(model.terms):
-            if "compat" in self.groups:
+            if "compatibility" in self.learn:
                 values = _encode_compatibility(term.compatibility, n)
-                self._pieces.append(("compat", number, "", values))
-            if "kernel" in self.groups:
+                self._pieces.append(("compatibility", number, "", values))
+            if "kernel" in self.learn:
                 for name in _learned_widths(term.kernel):
                     values = _encode_widths(getattr(term.kernel, name))
                     self._pieces.append(("kernel", number, name, values))
-            if "weight" in self.groups:
+            if "weight" in self.learn:
                 self._pieces.append(("weight", number, "", _encode_weight(term.weight)))
         if not self._pieces:
             raise InputError(
@@ -97,7 +98,7 @@ class Parameters:
         self.scale = np.concatenate([self._scale(piece) for piece in self._pieces])
         self.prior = self.start
         if prior is not None:
-            self.prior = Parameters(prior, self.groups).start
+            self.prior = Parameters(prior, self.learn).start
             if self.prior.shape != self.start.shape:
                 raise InputError(
                     f"prior must have the form of the model, got {len(self.prior)} parameters "
@@ -115,7 +116,7 @@ class Parameters:
             if "presence" in self.model.context:
                 columns[:, n : 2 * n] = _TYPICAL_CHANGE["presence"]
             columns[:, -1] = _TYPICAL_CHANGE["constant"]
-        elif group == "compat":
+        elif group == "compatibility":
             compatibility = self.model.terms[number].compatibility
             if isinstance(compatibility, Symmetric):  # not logarithms: relative to the matrix
                 scale[:] = _TYPICAL_CHANGE["entry"] * max(float(np.abs(values).max()), 1.0)
@@ -126,7 +127,7 @@ class Parameters:
 
         l2 : the ridge of each group; "off_diagonal" is its own group of a symmetric mu.
         """
-        known = (*GROUPS, "off_diagonal")
+        known = (*LEARNABLE, "off_diagonal")
         if not set(l2) <= set(known):
             raise InputError(
                 f"l2 must name some of {', '.join(known)}, got {', '.join(sorted(l2))}; "
@@ -135,12 +136,12 @@ class Parameters:
         parts = []
         for group, number, _, values in self._pieces:
             coefficient = np.full(values.shape, float(l2.get(group, 0.0)))
-            if group == "compat" and number is not None:
+            if group == "compatibility" and number is not None:
                 compatibility = self.model.terms[number].compatibility
                 if isinstance(compatibility, Symmetric):
                     rows, columns = np.triu_indices(self.model.n_labels)
                     coefficient[rows != columns] = float(
-                        l2.get("off_diagonal", l2.get("compat", 0.0))
+                        l2.get("off_diagonal", l2.get("compatibility", 0.0))
                     )
             parts.append(coefficient)
         return np.asarray(np.concatenate(parts) / self.scale**2)
@@ -152,7 +153,7 @@ class Parameters:
         for (group, number, name, _), values in zip(self._pieces, self._split(vector), strict=True):
             if number is None:
                 recalibration = values.reshape(recalibration.shape)
-            elif group == "compat":
+            elif group == "compatibility":
                 compatibility = self._compatibility(terms[number].compatibility, values)
                 terms[number] = dataclasses.replace(terms[number], compatibility=compatibility)
             elif group == "weight":
@@ -178,7 +179,7 @@ class Parameters:
             term = self.model.terms[number]
             by_product = gradient.compatibility[number]  # dL / d(w mu)
             weight, mu = current[number].weight, current[number].compatibility
-            if group == "compat":
+            if group == "compatibility":
                 parts.append(
                     self._chain_compatibility(term.compatibility, values, weight * by_product)
                 )
@@ -217,26 +218,16 @@ class Parameters:
         return np.asarray(symmetric[rows, columns] * np.where(rows == columns, 1.0, 2.0))
 
 
-def zero_gradient(model: DenseCRF, dims: Sequence[int]) -> ModelGradient:
-    """The gradient of nothing, to start a sum with."""
-    n = model.n_labels
-    shape = (n, n + 1) if model.recalibration is None else model.recalibration.shape
-    return ModelGradient(
-        np.zeros(shape), [np.zeros((n, n)) for _ in model.terms],
-        [np.zeros((d, d)) for d in dims],
-    )
-
-
-def _as_groups(groups: Any) -> tuple[str, ...]:
+def _as_learnable(learn: Any) -> tuple[str, ...]:
     """Names of what is learned, at least one."""
     given: tuple[Any, ...] = ()
-    if isinstance(groups, Iterable) and not isinstance(groups, str):
+    if isinstance(learn, Iterable) and not isinstance(learn, str):
         with suppress(TypeError):  # an array without axes is iterable and is not
-            given = tuple(islice(groups, 1 + len(GROUPS)))  # the last is for a message
-    if not given or any(not isinstance(name, str) or name not in GROUPS for name in given):
+            given = tuple(islice(learn, 1 + len(LEARNABLE)))  # the last is for a message
+    if not given or any(not isinstance(name, str) or name not in LEARNABLE for name in given):
         raise InputError(
-            f"learn must name some of {', '.join(GROUPS)}, got {shown(groups)}; "
-            "for example unary,compat,kernel."
+            f"learn must name some of {', '.join(LEARNABLE)}, got {shown(learn)}; "
+            "for example unary, compatibility and kernel."
         )
     return given
 

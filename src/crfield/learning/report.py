@@ -30,9 +30,8 @@ from crfield.show.page import figure, heading, number, page, paragraph, row, tab
 
 # Settings of `learn` whose names do not explain themselves.
 _SETTINGS = {
-    "groups": "learned", "n_examples": "images", "max_iter": "iterations at most",
+    "learn": "learned", "n_examples": "images", "max_iter": "iterations at most",
     "l2": "ridge towards the start", "project": "kept within the convergence guarantee",
-    "n_iter": "iterations",
 }
 
 
@@ -75,7 +74,7 @@ def _label_names(class_names: Sequence[str] | None, n_labels: int) -> list[str]:
         return [str(label) for label in range(n_labels)]
     if isinstance(class_names, str) or len(class_names) != n_labels:
         raise InputError(
-            f"class_names must be {n_labels} names, one a label, got {shown(class_names)}; "
+            f"class_names must be {n_labels} names, one per label, got {shown(class_names)}; "
             "pass a list or None."
         )
     return [str(name) for name in class_names]

@@ -10,12 +10,13 @@ import numpy as np
 from crfield._core.validate import InputError, as_choice
 from crfield.datasets.shrunk import Shrunk, fitting_factor
 from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetric
+from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Kernel, Spatial
 from crfield.dense.losses import Loss
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
 from crfield.dense.pairwise import Pairwise
-from crfield.learning.objective import Example, Inference, evaluate_image, threads_per_job, visit
+from crfield.learning.objective import Example, image_totals, settle, visit
 
 FAMILIES = ("potts", "diagonal", "symmetric")
 
@@ -36,14 +37,13 @@ def starting_model(
     n_labels : number of labels L.
     examples : images with costs and true labels.
     loss : what learning will minimize.
-    inference : how marginals are computed, by default `Inference()`.
+    inference : how marginals are computed, as for `learn`.
     family : of the bilateral term's compatibility, "potts", "diagonal" or "symmetric".
     n_jobs : images at a time, through joblib.
     """
     as_choice(family, "family", FAMILIES)
     if len(examples) == 0:
         raise InputError("examples must hold at least one image, got none; check the split.")
-    settings = Inference() if inference is None else inference
     chosen = np.linspace(0, len(examples) - 1, min(len(examples), _MOST_IMAGES)).astype(int)
     sample = [examples[int(index)] for index in chosen]
     grid_dim = np.ndim(sample[0].truth)
@@ -52,14 +52,14 @@ def starting_model(
     factor = fitting_factor([np.shape(e.truth) for e in sample], _MOST_PIXELS)
     shrunk = Shrunk(sample, factor)
     small = [shrunk[index] for index in range(len(shrunk))]
-    arguments = (loss, settings, None, (), threads_per_job(n_jobs))
+    settled = settle(inference, DenseCRF(n_labels), n_jobs)
 
     def loss_of(model: DenseCRF) -> float:
-        entries = visit(
-            evaluate_image, model.rescaled(1 / factor, grid_dim), small, range(len(small)),
-            arguments, n_jobs,
+        totals = visit(
+            image_totals, model.rescaled(1 / factor, grid_dim), small, range(len(small)),
+            (settled, loss), n_jobs,
         )
-        return loss.value(np.sum([entry.totals for entry in entries], axis=0))
+        return loss.value(np.sum(totals, axis=0))
 
     spatial = Spatial(max(_SPATIAL_SHARE * side, 1.0))
     candidates = []
@@ -73,11 +73,12 @@ def starting_model(
     best = min(candidates, key=loss_of)
     *before, last = best.terms
     assert isinstance(last.compatibility, Potts)
-    compatibility = _of_family(family, last.compatibility.weight, n_labels)
+    compatibility = of_family(family, last.compatibility.weight, n_labels)
     return DenseCRF(n_labels, [*before, Pairwise(last.kernel, compatibility)])
 
 
-def _of_family(family: str, weight: float, n_labels: int) -> Compatibility:
+def of_family(family: str, weight: float, n_labels: int) -> Compatibility:
+    """Potts of this weight, up to a constant, with the parameters of a family."""
     if family == "potts":
         return Potts(weight)
     if family == "diagonal":

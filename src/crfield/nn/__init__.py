@@ -18,8 +18,8 @@ from crfield.nn.losses import (
     PairwiseEnergy,
     RobustLogLikelihood,
 )
+from crfield.nn.structured.graphs import GraphBeliefs, propagate_graph
 from crfield.nn.structured.grids import GridBeliefs, GridCRF, propagate_grid
-from crfield.nn.structured.propagation import GraphBeliefs, propagate_graph
 from crfield.nn.structured.rays import RayBeliefs, expected_depth_error, pad_rays, propagate_rays
 from crfield.nn.structured.trees import (
     ChainCRF,

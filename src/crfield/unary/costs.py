@@ -171,7 +171,9 @@ class Segmentation:
         )
 
     def indices(self, labels: NDArray[Any]) -> tuple[NDArray[Any], int | None]:
-        """A label map (*grid,) as indices into `ids`, and what marks unknown pixels among them."""
+        """The `labels` (*grid,) of a map as indices into `ids`, and the value that marks unknown
+        pixels among them.
+        """
         if self.counted:
             return labels, self.unknown
         given = labels.astype(np.int64)
@@ -185,7 +187,14 @@ def read_segmentation(
     scribbles: bool = False, confidence: float = CONFIDENCE, unknown: int | None = UNKNOWN,
     n_labels: int | None = None,
 ) -> tuple[Segmentation, NDArray[Any]]:
-    """What a segmentation means beside an image of this shape, and its values with labels last."""
+    """What a segmentation means beside an image of this shape, and its values with labels last.
+
+    values : (*grid, L), (L, *grid) in the `layout` "channels_first", (*grid,) floats of the
+        foreground of two labels, or (*grid,) whole numbers.
+    image_shape : (*grid) or (*grid, C); None if there is no image.
+    scribbles : whether whole numbers are a few painted pixels.
+    confidence, unknown, n_labels : for label maps, those of `label_segmentation`.
+    """
     if values.dtype.kind in "iub":
         refuse_colors(values.shape, image_shape)
         if image_shape is not None and values.size:
@@ -229,7 +238,7 @@ def read_segmentation(
 
 
 def float_segmentation(shape: tuple[int, ...], foreground: bool) -> Segmentation:
-    """What floats of this shape, labels last, mean."""
+    """What floats mean whose `shape` is (*grid,) of a `foreground`, or (*grid, L)."""
     if foreground:
         return Segmentation("foreground", np.arange(2))
     return Segmentation("probabilities", np.arange(shape[-1] if shape else 0))
@@ -239,10 +248,14 @@ def label_segmentation(
     parts: Iterable[NDArray[Any]], n_pixels: int, kind: str = "labels", *,
     confidence: float = CONFIDENCE, unknown: int | None = UNKNOWN, n_labels: int | None = None,
 ) -> Segmentation:
-    """What the whole numbers of a label map, given in parts, mean; ids need not be consecutive.
+    """What the whole numbers of a label map mean; ids need not be consecutive.
 
-    n_pixels : of the largest part.
-    n_labels : their number if the map does not show them all.
+    parts : arrays (*part,) that make up the map.
+    n_pixels : pixels of the largest part.
+    kind : "labels" or "scribbles".
+    confidence, unknown : the probability that a label is right, and the value that marks pixels
+        without one, None if there is none.
+    n_labels : the number of labels if the map does not show them all.
     """
     if n_labels is not None:
         count = as_count(n_labels, "n_labels", maximum=MAX_LABELS)
@@ -258,7 +271,7 @@ def label_segmentation(
 
 
 def present_ids(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """The whole numbers that occur in a label map (*grid,), or in a part of one, in order."""
+    """The whole numbers that occur in `labels` (*grid,), a map or a part of one, in order."""
     if labels.size == 0 or labels.ndim == 0:
         raise InputError(
             f"labels must hold at least one pixel, got shape {labels.shape}; pass the label map."
@@ -277,8 +290,9 @@ def present_ids(labels: NDArray[Any]) -> NDArray[np.int64]:
 def given_labels(
     values: NDArray[Any], grid: tuple[int, ...], layout: str = "channels_last"
 ) -> NDArray[Any]:
-    """The labels (*grid,) that a segmentation shows by itself: those of a map as they are, the
-    likeliest of probabilities, and 1 where a foreground is likelier than not.
+    """The labels (*grid,) that the `values` of a segmentation show by themselves: those of a map as
+    they are, the likeliest of probabilities (*grid, L), or (L, *grid) in the `layout`
+    "channels_first", and 1 where a foreground (*grid,) is likelier than not.
     """
     if values.dtype.kind != "f":
         return values
@@ -288,14 +302,16 @@ def given_labels(
 
 
 def without_labels(shape: tuple[int, ...], label_axis: int | None) -> tuple[int, ...]:
-    """The grid of a segmentation of this shape whose labels lie along axis 0, -1, or None."""
+    """The grid of a segmentation of this shape with labels along `label_axis`, 0, -1 or None."""
     return shape if label_axis is None else shape[1:] if label_axis == 0 else shape[:-1]
 
 
 def check_same_grid(
     shape: tuple[int, ...], image_shape: tuple[int, ...], name: str, label_axis: int | None = None
 ) -> None:
-    """Refuse a segmentation of other pixels than the image's; `label_axis` is 0, -1 or None."""
+    """Refuse a segmentation called `name` whose `shape` without the `label_axis`, 0, -1 or None, is
+    not the grid of an image of the shape `image_shape`.
+    """
     if without_labels(shape, label_axis) not in (image_shape, image_shape[:-1]):
         raise InputError(
             f"{name} must cover the pixels of the image, but {name} have shape {shape}, the image "
@@ -306,7 +322,7 @@ def check_same_grid(
 def grid_hint(
     shape: tuple[int, ...], image_shape: tuple[int, ...], label_axis: int | None
 ) -> str:
-    """What to do about a segmentation of this shape, which is not that of the image's pixels."""
+    """What to do about a segmentation whose shape, see `check_same_grid`, does not fit an image."""
     grids = (image_shape, image_shape[:-1])
     grid = without_labels(shape, label_axis)
     d = len(grid)
@@ -333,8 +349,8 @@ def grid_hint(
 
 
 def is_foreground(shape: tuple[int, ...], image_shape: tuple[int, ...]) -> bool | None:
-    """Whether floats hold one number per pixel rather than one per pixel and label, by their
-    shapes, labels last.
+    """Whether floats whose `shape` has the labels last, beside an image of `image_shape`, hold one
+    number per pixel rather than one per pixel and label.
 
     Floats of the shape of a 3-D image may be both: a volume's foreground, or as many labels as the
     image has channels. They are labels if the image looks like color; else None, and they are
@@ -354,12 +370,12 @@ def is_foreground(shape: tuple[int, ...], image_shape: tuple[int, ...]) -> bool 
 
 
 def sums_to_one(values: NDArray[Any]) -> bool:
-    """Whether floats (*grid, L) sum to about 1 over the last axis, everywhere."""
+    """Whether the `values` (*grid, L) sum to about 1 over the labels, everywhere."""
     return not bool((np.abs(values.sum(-1) - 1.0) > 0.02).any())
 
 
 def refuse_colors(shape: tuple[int, ...], image_shape: tuple[int, ...] | None) -> None:
-    """Refuse a picture in place of a label map."""
+    """Refuse a label map whose `shape` is that of a picture like that of `image_shape`."""
     if image_shape is None or len(shape) != 3 or shape[-1] not in (3, 4):
         return
     if shape in (image_shape, (*image_shape, shape[-1])):

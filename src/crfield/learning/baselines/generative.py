@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from crfield._core.optimize import Vector
 from crfield._core.validate import InputError, as_count, as_scalar
 from crfield.dense.compatibility import Potts
+from crfield.dense.inference import Inference
 from crfield.dense.kernels import Kernel
 from crfield.dense.losses import VOID
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
 from crfield.dense.pairwise import Pairwise
-from crfield.learning.baselines.search import Progress, Searched, grid_search
-from crfield.learning.objective import Example, Inference, check_example, spacing_of
+from crfield.learning.baselines.search import SearchCallback, Searched, grid_search
+from crfield.learning.objective import Example, check_example, spacing_of
 from crfield.metrics import as_label_map
 
 DEFAULT_WEIGHTS = tuple(float(w) for w in np.geomspace(0.25, 32.0, 15))
@@ -44,7 +45,7 @@ def generative_kernel(
     inference: Inference | None = None,
     metric: str = "iou",
     n_jobs: int = 1,
-    progress: Progress | None = None,
+    callback: SearchCallback | None = None,
 ) -> Searched:
     """Estimate one kernel's widths from pairs with equal labels, then search its Potts weight.
 
@@ -52,10 +53,10 @@ def generative_kernel(
 
     Parameters
     ----------
-    model : its term's kernel says which features, and whether a width is one number, one a
+    model : its term's kernel says which features, and whether a width is one number, one per
         dimension or a full covariance; the values do not matter.
     term : which of the model's terms.
-    pairs : random pairs of pixels an image; all pairs with one label are equally likely, pixels
+    pairs : random pairs of pixels per image; all pairs with one label are equally likely, pixels
         without a label are in none.
     weights : Potts weights to try.
     seed : of the pairs; the other arguments are those of `grid_search`.
@@ -79,7 +80,7 @@ def generative_kernel(
 
     return grid_search(
         map(with_weight, strengths), examples, inference=inference, metric=metric, n_jobs=n_jobs,
-        progress=progress,
+        callback=callback,
     )
 
 

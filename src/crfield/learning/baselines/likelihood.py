@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from crfield._core.optimize import Vector
-from crfield._core.validate import InputError, as_count, as_positive, as_scalar
+from crfield._core.validate import InputError, as_count, as_positive_number, as_scalar
 from crfield.dense.filters import KernelOperator
+from crfield.dense.inference import Inference
 from crfield.dense.losses import VOID
 from crfield.dense.model import DenseCRF
-from crfield.learning.baselines.scoring import choose_inference, summed, visit_all
+from crfield.learning.baselines.scoring import summed, visit_all
 from crfield.learning.learner import Learned, LearningReport, default_l2
-from crfield.learning.objective import Confusion, Example, Inference, unroll
+from crfield.learning.objective import Confusion, Example, settle, unroll, with_inference
 from crfield.learning.parameters import ModelGradient, Parameters
 from crfield.metrics import as_label_map, confusion_matrix, mean_iou
 
@@ -43,13 +44,13 @@ def approximate_likelihood(
     inference: Inference | None = None,
     l2: dict[str, float] | None = None,
     max_iter: int = 50,
-    step: float = 0.2,
+    step_size: float = 0.2,
     tol: float = 1e-3,
     project: bool = True,
     n_jobs: int = 1,
-    progress: Callable[[int, LearningReport], Any] | None = None,
+    callback: Callable[[int, LearningReport], Any] | None = None,
 ) -> Learned:
-    """Climb the approximate log-likelihood a pixel by the compatibilities, kernels held fixed.
+    """Climb the approximate log-likelihood per pixel by the compatibilities, kernels held fixed.
 
     dl / dmu ~ 1/2 (-T'K_0 T + Q'K_0 Q), T the truth, Q the marginals, K_0 the kernel without
     self-pairs (KK11 supplement, eq. 11).
@@ -61,34 +62,36 @@ def approximate_likelihood(
     Parameters
     ----------
     model : where to start; each term keeps its family, Potts, diagonal or symmetric.
-    l2 : ridge towards the start for "compat" and "off_diagonal", as in `learn`.
-    step : the first step, in logarithms of Potts weights and attractions and in entries of a
+    l2 : ridge towards the start for "compatibility" and "off_diagonal", as in `learn`.
+    step_size : the first step, in logarithms of Potts weights and attractions and in entries of a
         symmetric mu.
     tol : stop when all steps are smaller.
     project : keep symmetric compatibilities within the convergence guarantee.
-    progress : called as progress(iteration, report) after each iteration; True stops.
+    callback : called as callback(iteration, report) after each iteration; True stops.
     """
     if not model.terms:
         raise InputError("model must have pairwise terms, got none; add a Pairwise to learn.")
-    settings = choose_inference(inference)
     iterations = as_count(max_iter, "max_iter", 0)
     smallest = as_scalar(tol, "tol")
-    parameters = Parameters(settings.kept_in(model), ("compat",), project=project)
+    settled = settle(inference, model, n_jobs)
+    parameters = Parameters(
+        with_inference(model, settled), ("compatibility",), project=project
+    )
     decay = parameters.decay({**default_l2(len(examples)), **(l2 or {})})
     vector = parameters.start
-    steps = np.full(vector.shape, float(as_positive(as_scalar(step, "step"), "step")))
+    steps = np.full(vector.shape, as_positive_number(step_size, "step_size"))
     before = np.zeros_like(vector)
     report = LearningReport()
     while True:
         report.best_model = current = parameters.build(vector)
-        found, counts = likelihood_gradient(current, examples, settings, n_jobs=n_jobs)
+        found, counts = likelihood_gradient(current, examples, settled, n_jobs=n_jobs)
         uphill = parameters.chain(vector, found, 0) / counts.sum()
         uphill -= 2.0 * decay * (vector - parameters.start)
         report.mean_ious.append(mean_iou(counts))
         report.gradient_norms.append(float(np.linalg.norm(uphill)))
         report.n_evaluations += 1
         report.best_iteration = iteration = len(report.mean_ious) - 1
-        asked = bool(progress(iteration, report)) if progress is not None else False
+        asked = callback is not None and bool(callback(iteration, report))
         if asked or iteration == iterations or steps.max() < smallest:
             return Learned(current, report)
         turned = uphill * before < 0
@@ -109,7 +112,7 @@ def likelihood_gradient(
 
     Only the compatibilities have a gradient here; the other parts of `ModelGradient` are zero.
     """
-    entries = visit_all(_image_gradient, model, examples, choose_inference(inference), n_jobs)
+    entries = visit_all(_image_gradient, model, examples, inference, n_jobs)
     n = model.n_labels
     by_term = [
         np.asarray(np.sum([found[m] for found, _ in entries], axis=0))
@@ -120,9 +123,9 @@ def likelihood_gradient(
 
 
 def _image_gradient(
-    model: DenseCRF, example: Example, inference: Inference, threads: int
+    model: DenseCRF, example: Example, inference: Inference
 ) -> tuple[list[Vector], Confusion]:
-    run = unroll(model, example, inference, threads, keep_states=False)
+    run = unroll(model, example, inference, keep_states=False)
     known = np.asarray(example.truth) != VOID
     truth = as_label_map(example.truth, "truth", model.n_labels, ~known)
     labels = run.marginals.argmax(1).reshape(truth.shape)

@@ -8,55 +8,56 @@ from collections.abc import Sequence
 from typing import Any
 
 from crfield._core.validate import InputError
+from crfield.dense.inference import Inference
 from crfield.dense.model import DenseCRF
-from crfield.learning.baselines.scoring import choose_inference
-from crfield.learning.learner import Learned, LearningReport, learn
-from crfield.learning.objective import Example, Inference
+from crfield.learning import learner
+from crfield.learning.learner import Learned, LearningReport
+from crfield.learning.objective import Example
 
 
 def piecewise(
     model: DenseCRF,
     examples: Sequence[Example],
     *,
-    groups: Sequence[str] = ("compat", "kernel"),
+    learn: Sequence[str] = ("compatibility", "kernel"),
     inference: Inference | None = None,
-    journal: str | os.PathLike[str] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Learned:
-    """Learn the recalibration of a model without terms, then `groups` of the whole model.
+    """Learn the recalibration of a model without terms, then `learn` of the whole model.
 
     The report is that of the first stage followed by that of the second, each with its start.
 
     Parameters
     ----------
     model : where to start; examples and inference are as for `learn`.
-    groups : what to learn in the second stage, "compat", "kernel" or both.
-    journal : two files are kept, with ".unary" and ".pairwise" added to this name.
-    options : what else `learn` takes, for both stages.
+    learn : what to learn in the second stage, "compatibility", "kernel" or both.
+    checkpoint : two files are kept, with ".unary" and ".pairwise" added to this name.
+    options : what else the function `learn` takes, for both stages.
     """
     if not model.terms:
         raise InputError(
-            "model must have pairwise terms, got none; add a Pairwise, or use learn with "
-            'groups=("unary",).'
+            "model must have pairwise terms, got none; add a Pairwise, or use the function learn "
+            'with learn=("unary",).'
         )
-    if "unary" in groups:
+    if "unary" in learn:
         raise InputError(
-            f"groups of the second stage must be of 'compat' and 'kernel', got {tuple(groups)}; "
-            "the unary has a stage of its own."
+            "learn must be of 'compatibility' and 'kernel' for the second stage, got "
+            f"{tuple(learn)}; the unary has a stage of its own."
         )
-    settings = choose_inference(inference)
-    journals = (
-        (None, None) if journal is None
-        else (f"{os.fspath(journal)}.unary", f"{os.fspath(journal)}.pairwise")
+    given = Inference() if inference is None else inference
+    first_file, second_file = (
+        None if checkpoint is None else os.fspath(checkpoint) + end
+        for end in (".unary", ".pairwise")
     )
     # Without terms softmax(-u) is the answer before the first iteration.
-    first = learn(
-        dataclasses.replace(model, terms=()), examples, groups=("unary",),
-        inference=dataclasses.replace(settings, n_iter=0), journal=journals[0], **options,
+    first = learner.learn(
+        dataclasses.replace(model, terms=()), examples, learn=("unary",),
+        inference=dataclasses.replace(given, max_iter=0), checkpoint=first_file, **options,
     )
-    second = learn(
+    second = learner.learn(
         dataclasses.replace(model, recalibration=first.model.recalibration), examples,
-        groups=groups, inference=settings, journal=journals[1], **options,
+        learn=learn, inference=given, checkpoint=second_file, **options,
     )
     return Learned(second.model, _joined(model, first.report, second.report))
 

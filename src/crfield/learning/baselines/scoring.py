@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from crfield._core.validate import InputError
-from crfield.dense.losses import VOID, ExpectedHamming
+from crfield.dense.inference import Inference
+from crfield.dense.losses import VOID
 from crfield.dense.model import DenseCRF
 from crfield.learning.objective import (
     Confusion,
     Example,
-    Inference,
     Result,
-    evaluate_image,
-    threads_per_job,
+    count_labels,
+    settle,
     visit,
 )
 from crfield.metrics import class_accuracy, mean_iou, pixel_accuracy
@@ -26,27 +27,22 @@ METRICS: dict[str, Callable[[Confusion], float]] = {
     "class_accuracy": class_accuracy,
 }
 
-def choose_inference(inference: Inference | None) -> Inference:
-    """The given settings or the default ones."""
-    return Inference() if inference is None else inference
-
-
 def visit_all(
-    function: Callable[[DenseCRF, Example, Inference, int], Result], model: DenseCRF,
-    examples: Sequence[Example], inference: Inference, n_jobs: int,
+    function: Callable[..., Result], model: DenseCRF, examples: Sequence[Example],
+    inference: Inference | None, n_jobs: int, *more: Any,
 ) -> list[Result]:
-    """function(model, example, inference, threads) of every example, `n_jobs` at a time."""
+    """function(model, example, inference, *more) of every example, `n_jobs` at a time."""
     if len(examples) == 0:
         raise InputError("examples must hold at least one image, got none; check the split.")
-    arguments = (inference, threads_per_job(n_jobs))
+    arguments = (settle(inference, model, n_jobs), *more)
     return visit(function, model, examples, range(len(examples)), arguments, n_jobs)
 
 
 def confusion(
-    model: DenseCRF, examples: Sequence[Example], inference: Inference, n_jobs: int = 1
+    model: DenseCRF, examples: Sequence[Example], inference: Inference | None, n_jobs: int = 1
 ) -> Confusion:
     """The (L, L) counts of true and inferred labels over all examples."""
-    return summed(visit_all(_image_confusion, model, examples, inference, n_jobs))
+    return summed(visit_all(count_labels, model, examples, inference, n_jobs, VOID))
 
 
 def summed(counts: Sequence[Confusion]) -> Confusion:
@@ -57,10 +53,3 @@ def summed(counts: Sequence[Confusion]) -> Confusion:
             "examples must have labeled pixels, got only void ones; check the true labels."
         )
     return total
-
-
-def _image_confusion(
-    model: DenseCRF, example: Example, inference: Inference, threads: int
-) -> Confusion:
-    loss = ExpectedHamming(void=VOID)  # evaluate_image wants one; only the counts are used
-    return evaluate_image(model, example, loss, inference, None, (), threads).confusion

@@ -13,18 +13,19 @@ import numpy as np
 from crfield._core.optimize import Stopped, Vector
 from crfield._core.validate import InputError, as_choice, as_count, as_positive, as_scalar, shown
 from crfield.dense.compatibility import Potts
+from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Kernel, Spatial
 from crfield.dense.model import DenseCRF
 from crfield.dense.pairwise import Pairwise
-from crfield.learning.baselines.scoring import METRICS, choose_inference, confusion
+from crfield.learning.baselines.scoring import METRICS, confusion
 from crfield.learning.learner import Learned, LearningReport
-from crfield.learning.objective import Example, Inference
+from crfield.learning.objective import Example, settle, with_inference
 from crfield.learning.parameters import Parameters
 from crfield.metrics import mean_iou
 
 Sampler = Callable[[np.random.Generator], DenseCRF]
-# called as progress(number of the candidate, report) after each candidate; True stops
-Progress = Callable[[int, "SearchReport"], Any]
+# called as callback(number of the candidate, report) after each candidate; True stops
+SearchCallback = Callable[[int, "SearchReport"], Any]
 
 # How far a local search may go from its start: a factor of a thousand for what is a logarithm.
 _REACH = 7.0
@@ -36,7 +37,7 @@ class SearchReport(LearningReport):
 
     A search has no losses and no gradients; those lists stay empty.
 
-    candidates, scores : the models that were tried and their scores, one a trial.
+    candidates, scores : the models that were tried and their scores, one per trial.
     """
 
     candidates: list[DenseCRF] = field(default_factory=list)
@@ -57,7 +58,7 @@ def grid_search(
     inference: Inference | None = None,
     metric: str = "iou",
     n_jobs: int = 1,
-    progress: Progress | None = None,
+    callback: SearchCallback | None = None,
 ) -> Searched:
     """Try every model and keep the one with the highest score over all examples.
 
@@ -65,12 +66,12 @@ def grid_search(
     ----------
     models : the candidates, for example from `potts_grid`; taken one at a time.
     examples : images with costs and true labels.
-    inference : how marginals are computed, by default `Inference()`.
+    inference : how marginals are computed, as for `learn`.
     metric : "iou" (mean over labels), "accuracy" (share of pixels) or "class_accuracy".
     n_jobs : images at a time, through joblib.
-    progress : called as progress(number, report) after each candidate; True stops.
+    callback : called as callback(number, report) after each candidate; True stops.
     """
-    trial = _Trial(examples, inference, metric, n_jobs, progress)
+    trial = _Trial(examples, inference, metric, n_jobs, callback)
     try:
         candidates = iter(models)
     except TypeError:
@@ -92,7 +93,7 @@ def random_search(
     inference: Inference | None = None,
     metric: str = "iou",
     n_jobs: int = 1,
-    progress: Progress | None = None,
+    callback: SearchCallback | None = None,
 ) -> Searched:
     """`grid_search` over models that sampler(rng) draws, for example one from `perturbed`.
 
@@ -107,7 +108,7 @@ def random_search(
     rng = np.random.default_rng(seed)
     drawn = (sampler(rng) for _ in range(as_count(n_candidates, "n_candidates")))
     return grid_search(
-        drawn, examples, inference=inference, metric=metric, n_jobs=n_jobs, progress=progress
+        drawn, examples, inference=inference, metric=metric, n_jobs=n_jobs, callback=callback
     )
 
 
@@ -115,20 +116,20 @@ def local_search(
     model: DenseCRF,
     examples: Sequence[Example],
     *,
-    groups: Sequence[str] = ("compat", "kernel"),
+    learn: Sequence[str] = ("compatibility", "kernel"),
     spread: float = 0.5,
     max_evaluations: int = 60,
     inference: Inference | None = None,
     metric: str = "iou",
     n_jobs: int = 1,
-    progress: Progress | None = None,
+    callback: SearchCallback | None = None,
 ) -> Searched:
     """Improve a model's score by Nelder and Mead's simplex; made for a handful of parameters.
 
     Parameters
     ----------
     model : where to start, always the first candidate.
-    groups : what to vary, of "unary", "compat" and "kernel"; positive numbers as logarithms.
+    learn : what to vary, of "unary", "compatibility" and "kernel"; positive numbers as logarithms.
     spread : size of the first simplex; 0.5 multiplies each positive number by 1.65 once.
     max_evaluations : how many candidates to try at most; the other arguments are those of
         `grid_search`.
@@ -142,9 +143,9 @@ def local_search(
         ) from None
     size = float(as_positive(as_scalar(spread, "spread"), "spread"))
     budget = as_count(max_evaluations, "max_evaluations")
-    parameters = _parameters(model, groups)
+    parameters = _parameters(model, learn)
     start = parameters.start
-    trial = _Trial(examples, inference, metric, n_jobs, progress)
+    trial = _Trial(examples, inference, metric, n_jobs, callback)
 
     def cost(x: Vector) -> float:
         if trial.report.n_evaluations >= budget:
@@ -194,15 +195,15 @@ def potts_grid(
 
 
 def perturbed(
-    model: DenseCRF, *, spread: float = 1.0, groups: Sequence[str] = ("compat", "kernel")
+    model: DenseCRF, *, spread: float = 1.0, learn: Sequence[str] = ("compatibility", "kernel")
 ) -> Sampler:
     """A sampler around a model: positive numbers times exp(spread z), others plus spread z, z
     standard normal.
 
-    groups : what to vary, of "unary", "compat" and "kernel".
+    learn : what to vary, of "unary", "compatibility" and "kernel".
     """
     size = as_scalar(spread, "spread")
-    parameters = _parameters(model, groups)
+    parameters = _parameters(model, learn)
 
     def sample(rng: np.random.Generator) -> DenseCRF:
         return parameters.build(
@@ -212,28 +213,29 @@ def perturbed(
     return sample
 
 
-def _parameters(model: DenseCRF, groups: Sequence[str]) -> Parameters:
-    if not model.terms and "unary" not in groups:
+def _parameters(model: DenseCRF, learn: Sequence[str]) -> Parameters:
+    if not model.terms and "unary" not in learn:
         raise InputError("model must have pairwise terms to vary, got none; add a Pairwise.")
-    return Parameters(model, groups)
+    return Parameters(model, learn)
 
 
 class _Trial:
-    """Candidates tried so far; `score` raises `Stopped` when the caller's progress asks for it."""
+    """Candidates tried so far; `score` raises `Stopped` when the caller's callback asks for it."""
 
     def __init__(
         self, examples: Sequence[Example], inference: Inference | None, metric: str, n_jobs: int,
-        progress: Progress | None,
+        callback: SearchCallback | None,
     ) -> None:
         self._metric = METRICS[as_choice(metric, "metric", METRICS)]
-        self._inference = choose_inference(inference)
-        self._examples, self._n_jobs, self._progress = examples, n_jobs, progress
+        self._inference = inference
+        self._examples, self._n_jobs, self._callback = examples, n_jobs, callback
         self.report = SearchReport()
 
     def score(self, model: DenseCRF) -> float:
         if not isinstance(model, DenseCRF):
             raise InputError(f"candidates must be DenseCRF, got {shown(model)}; pass models.")
-        counts = confusion(model, self._examples, self._inference, self._n_jobs)
+        settled = settle(self._inference, model, self._n_jobs)
+        counts = confusion(model, self._examples, settled, self._n_jobs)
         score = self._metric(counts)
         report = self.report
         report.candidates.append(model)
@@ -242,9 +244,9 @@ class _Trial:
         report.confusions.append(counts)
         if report.best_model is None or score > report.scores[report.best_iteration]:
             report.best_iteration = report.n_evaluations
-            report.best_model = self._inference.kept_in(model)
+            report.best_model = with_inference(model, settled)
         report.n_evaluations += 1
-        if self._progress is not None and self._progress(report.n_evaluations - 1, report):
+        if self._callback is not None and self._callback(report.n_evaluations - 1, report):
             raise Stopped
         return score
 

@@ -17,7 +17,7 @@ from crfield._core.validate import (
     as_damping,
     as_scalar,
 )
-from crfield.graphs._chain_inputs import LEAST_TEMPERATURE
+from crfield.graphs.settings import LEAST_TEMPERATURE
 
 # Costs divided by less, and logarithms times more, could leave the range of float32.
 LARGEST_TEMPERATURE = 1e30
@@ -26,14 +26,14 @@ LARGEST_TEMPERATURE = 1e30
 class Propagation(NamedTuple):
     """How messages are passed, checked."""
 
-    n_iter: int
+    max_iter: int
     damping: float
     temperature: float
 
 
-def as_propagation(n_iter: Any, damping: Any, temperature: Any) -> Propagation:
+def as_propagation(max_iter: Any, damping: Any, temperature: Any) -> Propagation:
     """Settings of belief propagation, refused where they mean nothing."""
-    count, kept = as_count(n_iter, "n_iter", 1), as_damping(damping)
+    count, kept = as_count(max_iter, "max_iter", 1), as_damping(damping)
     value = as_scalar(temperature, "temperature")
     if value != 0 and value < LEAST_TEMPERATURE:
         raise InputError(

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from crfield._core.validate import InputError, as_choice, as_count
-from crfield.nn.structured import tree_function as _tree_function
-from crfield.nn.structured.forest import Forest, as_forest
-from crfield.nn.structured.tree_inputs import (
+from crfield.nn.structured import marginals as _exact
+from crfield.nn.structured.forests import Forest, as_forest
+from crfield.nn.structured.inputs import (
     REDUCTIONS,
     TreeProblem,
     as_existence,
@@ -82,7 +82,7 @@ def tree_nll(
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
     how = as_choice(reduction, "reduction", REDUCTIONS)
     # Both are large for long chains; their difference is formed in float64.
-    values = _energies(problem, labels) + _tree_function.log_partition(*problem)
+    values = _energies(problem, labels) + _exact.log_partition(*problem)
     return reduce(values, how, problem.n_nodes).to(problem.costs.dtype)
 
 
@@ -95,7 +95,7 @@ def tree_marginals(
     Inputs as for `tree_log_partition`.
     """
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
-    return _tree_function.node_marginals(*problem)
+    return _exact.node_marginals(*problem)
 
 
 def tree_edge_marginals(
@@ -107,7 +107,7 @@ def tree_edge_marginals(
     Inputs as for `tree_log_partition`.
     """
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
-    return _tree_function.marginals(*problem)[1]
+    return _exact.marginals(*problem)[1]
 
 
 def tree_decode(
@@ -119,11 +119,11 @@ def tree_decode(
     Inputs as for `tree_log_partition`.
     """
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
-    return _tree_function.decode(*problem)
+    return _exact.decode(*problem)
 
 
 def _log_partition(problem: TreeProblem) -> Tensor:
-    return _tree_function.log_partition(*problem).to(problem.costs.dtype)
+    return _exact.log_partition(*problem).to(problem.costs.dtype)
 
 
 def _energies(problem: TreeProblem, labels: Tensor) -> Tensor:

@@ -6,41 +6,21 @@ import heapq
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crfield._core.validate import as_count, check_memory
-from crfield.graphs._chain_inputs import as_temperature
-from crfield.graphs._graph_checks import Doubles
-from crfield.graphs.factor_graph import FactorGraph, check_graph
-from crfield.graphs.graph_results import GraphResult
-from crfield.graphs.propagation import infer_forest
-
-Labels = NDArray[np.int32]
+from crfield.graphs.engines.messages import Messages, infer_forest
+from crfield.graphs.factors import Doubles
+from crfield.graphs.graph import FactorGraph
+from crfield.graphs.results import Labels, Ranked, Result
 
 
-@dataclass(frozen=True)
-class RankedLabels:
-    """Joint states by their energy, the least first.
-
-    Attributes
-    ----------
-    labels : (k, N) int32; fewer rows where there are fewer joint states.
-    energies : (k,) float64.
-    """
-
-    labels: Labels
-    energies: Doubles
-
-
-def k_best_graph(graph: FactorGraph, k: int, *, threads: int | None = None) -> RankedLabels:
-    """The k joint states of least energy of a `graph` that is a forest, exactly, in 2 k inferences.
+def k_best(graph: FactorGraph, k: int, threads: int | None) -> Ranked:
+    """The k joint states of least energy of a forest, exactly, in 2 k inferences.
 
     Joint states are split into parts by what single variables may be. Min-marginals of a part tell
     its second best joint state, and where that differs from the best: there it is split in two
-    (Yanover and Weiss, "Finding the M most probable configurations", 2003). No result depends on
-    `threads`.
+    (Yanover and Weiss, "Finding the M most probable configurations", 2003).
     """
-    check_graph(graph)
     count = as_count(k, "k")
     check_memory(4.0 * count * graph.n_variables, f"{count} labelings", "use a smaller k")
     first = _Part.of(graph, graph.costs, threads)
@@ -58,26 +38,20 @@ def k_best_graph(graph: FactorGraph, k: int, *, threads: int | None = None) -> R
             number += 1
     energies = np.array([graph.energy(labels, 0.0) for labels in found])
     order = np.argsort(energies, kind="stable")
-    return RankedLabels(np.stack(found)[order], energies[order])
+    return Ranked(np.stack(found)[order], energies[order])
 
 
-def sample_graph(
-    graph: FactorGraph, n_samples: int = 1, *, temperature: float = 1.0, seed: int = 0,
-    threads: int | None = None,
+def sample(
+    graph: FactorGraph, n_samples: int, temperature: float, seed: int, threads: int | None
 ) -> Labels:
-    """Independent joint states (n_samples, N) of a forest drawn from P, from the roots outwards.
-
-    graph : without loops; P(x) = exp(-E(x) / temperature) / Z.
-    seed : the same seed gives the same states, whatever `threads`.
-    """
-    check_graph(graph)
-    count = as_count(n_samples, "n_samples")
-    t = as_temperature(temperature, may_be_zero=False, best="infer_graph")
-    number = as_count(seed, "seed", 0, 2**64 - 1)
-    check_memory(4.0 * count * graph.n_variables, f"{count} samples", "draw fewer at a time")
-    result = infer_forest(graph, t, graph.costs, threads)
-    labels = np.empty((count, graph.n_variables), np.int32)
-    result._messages.propagation.choose(number, labels)
+    """Joint states (n_samples, N) of a forest, from the roots outwards."""
+    check_memory(
+        4.0 * n_samples * graph.n_variables, f"{n_samples} samples", "draw fewer at a time"
+    )
+    messages = infer_forest(graph, temperature, graph.costs, threads).messages
+    assert isinstance(messages, Messages)
+    labels = np.empty((n_samples, graph.n_variables), np.int32)
+    messages.propagation.choose(seed, labels)
     return labels
 
 
@@ -99,7 +73,7 @@ class _Part:
 
     @classmethod
     def _with_best(
-        cls, graph: FactorGraph, costs: Doubles, result: GraphResult, best: Labels
+        cls, graph: FactorGraph, costs: Doubles, result: Result, best: Labels
     ) -> _Part:
         assert result.min_marginals is not None
         others = result.min_marginals.astype(np.float64)

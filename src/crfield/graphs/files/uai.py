@@ -1,23 +1,117 @@
-"""From the numbers of a `.uai` file to a factor graph."""
+"""The text files of the UAI inference competitions: models, evidence, and models with evidence.
+
+A file holds potentials, weights >= 0 that are multiplied; a graph their costs -log w, which add up.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from crfield._core.validate import InputError, check_memory, shown
-from crfield.graphs._graph_checks import Doubles
-from crfield.graphs._uai_text import NumberFile
-from crfield.graphs.factor_graph import FactorGraph
-from crfield.graphs.factors import Factors, TableFactors
+from crfield._core.atomic import atomic_path
+from crfield._core.validate import InputError, as_count, as_path, check_memory, shown
+from crfield.graphs.conditioning import Whole, of_one_shape, rows_of_costs
+from crfield.graphs.factors import Doubles, Factors, TableFactors
+from crfield.graphs.files.numbers import NumberFile, potential_words
+from crfield.graphs.graph import FactorGraph
 
+PREAMBLES = ("MARKOV", "BAYES")
+
+# Costs beyond this have exponents that no program reads.
+_LARGEST_WRITTEN = 1e18
+_ENTRIES_AT_A_TIME = 1 << 16
 # States that a file may give to variables of which no table is in it.
 _FREE_STATES = 1_000_000
 
-Whole = NDArray[np.int64]
+Path = str | os.PathLike[str]
+
+
+def read_uai(path: Path) -> FactorGraph:
+    """The model in the `.uai` file at `path`, MARKOV or BAYES, as a graph of tables.
+
+    Zero potentials become infinite costs. Potentials of single variables, and constants, which go
+    to variable 0, become costs of variables, so that log Z is that of the file. Variables with one
+    state are left out of the tables.
+    """
+    return _build_model(NumberFile(path, PREAMBLES))
+
+
+def write_uai(graph: FactorGraph, path: Path) -> None:
+    """Write a graph to `path` as MARKOV, exp(-cost) for costs; it appears whole or not at all.
+
+    Potts, distance and grid factors are written as tables; patterns and rays have none.
+    """
+    if not isinstance(graph, FactorGraph):
+        raise InputError(
+            f"graph must be a FactorGraph, got {type(graph).__name__}; build one first."
+        )
+    for group in graph.factors:
+        if not group.has_tables:
+            raise InputError(
+                f"a UAI file holds tables only, got {type(group).__name__}; leave them out."
+            )
+    groups = [group for group in (*_costs_as_tables(graph), *graph.factors) if len(group)]
+    with atomic_path(as_path(path)) as temporary, temporary.open("w", encoding="ascii") as out:
+        out.write(f"MARKOV\n{graph.n_variables}\n{' '.join(map(str, graph.n_states.tolist()))}\n")
+        out.write(f"{sum(map(len, groups))}\n")
+        for group in groups:
+            rows = group.variables.reshape(len(group), -1)
+            out.writelines(f"{len(row)} {' '.join(map(str, row))}\n" for row in rows.tolist())
+        for group in groups:
+            n_states = graph.n_states[group.variables]
+            size = group.tables(n_states, slice(1)).size
+            step = max(1, _ENTRIES_AT_A_TIME // size)
+            for begin in range(0, len(group), step):
+                words = _potentials(group.tables(n_states, slice(begin, begin + step)).ravel())
+                out.writelines(
+                    f"\n{size}\n{' '.join(words[i:i + size])}\n"
+                    for i in range(0, len(words), size)
+                )
+
+
+def read_evidence(path: Path, observation: int | None = None) -> dict[int, int]:
+    """Observed states by their variables, from the `.evid` file at `path`.
+
+    Either `n v1 s1 ... vn sn`, or the older form, which has the number of observations before such
+    lines; `observation` chooses one of several, counted from 0.
+    """
+    file = NumberFile(path)
+    bad = file.first_not_whole(np.arange(len(file)), 0)
+    if bad is not None:
+        raise file.refusal(bad, "a whole number from 0 on")
+    values = [int(value) for value in file.values]
+    begins = _old_form(values)
+    counts = file.words_by_line
+    if begins and counts[0] > 1 and not any(values[begin] for begin in begins):
+        begins = None  # rather pairs that were cut off than observations of nothing
+    # Both forms fit a few files; then the older one has every observation on a line of its own.
+    if len(values) == 1 + 2 * values[0] and not (
+        begins and counts == [1, *(1 + 2 * values[begin] for begin in begins)]
+    ):
+        begins = [0]
+    elif begins is None:
+        raise InputError(
+            f"{file.path}, line 1: expected the number n of observed variables and n pairs of "
+            f"variable and state, {1 + 2 * values[0]} numbers for n = {values[0]}, got "
+            f"{len(values)}; correct the count or the pairs."
+        )
+    if not begins:
+        return {}
+    if observation is None and len(begins) > 1:
+        raise InputError(
+            f"{file.path} holds {len(begins)} observations, expected one; choose one by "
+            f"observation, from 0 to {len(begins) - 1}."
+        )
+    begin = begins[as_count(observation or 0, "observation", 0, len(begins) - 1)]
+    evidence: dict[int, int] = {}
+    for k in range(begin + 1, begin + 1 + 2 * values[begin], 2):
+        if values[k] in evidence:
+            raise file.refusal(k, "a variable that has no state yet", "observe every variable once")
+        evidence[values[k]] = values[k + 1]
+    return evidence
 
 
 @dataclass(frozen=True)
@@ -40,7 +134,7 @@ class _Scopes:
         return [int(v) for v in self.variables[end - int(self.orders[factor]):end]]
 
 
-def build_model(file: NumberFile) -> FactorGraph:
+def _build_model(file: NumberFile) -> FactorGraph:
     """The graph of a file, whose numbers are checked one part after the other."""
     check_memory(48.0 * len(file), f"the model in {file.path}", "use a smaller one")
     n_states, position = _read_states(file)
@@ -220,18 +314,33 @@ def _build(file: NumberFile, n_states: Whole, scopes: _Scopes, costs: Doubles) -
     return FactorGraph(rows_of_costs(nodes, n_states), factors)
 
 
-def of_one_shape(shapes: Whole) -> Iterator[Whole]:
-    """Rows (m,) of shapes (M, K) that are equal, by and by."""
-    key = np.zeros(len(shapes), np.int64)
-    for column in shapes.T:
-        if (column != column[0]).any():
-            key = np.unique(key * (column.max() + 1) + column, return_inverse=True)[1].ravel()
-    order = np.argsort(key, kind="stable")
-    yield from np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
+def _costs_as_tables(graph: FactorGraph) -> Iterator[TableFactors]:
+    """Costs of single variables, where there are any, as factors."""
+    first = np.cumsum(graph.n_states) - graph.n_states
+    variables = np.flatnonzero(np.logical_or.reduceat(graph.costs != 0, first))
+    if len(variables):
+        for rows in of_one_shape(graph.n_states[variables][:, None]):
+            names = variables[rows][:, None]
+            states = np.arange(graph.n_states[names[0, 0]])
+            yield TableFactors(names, graph.costs[first[names] + states])
 
 
-def rows_of_costs(costs: Doubles, n_states: Whole) -> Doubles | list[Doubles]:
-    """Costs of all states as FactorGraph takes them."""
-    if (n_states == n_states[0]).all():
-        return costs.reshape(len(n_states), -1)
-    return np.split(costs, np.cumsum(n_states)[:-1])
+def _potentials(costs: Doubles) -> list[str]:
+    largest = np.abs(costs[np.isfinite(costs)]).max(initial=0.0)
+    if largest > _LARGEST_WRITTEN:
+        raise InputError(
+            f"costs must not exceed {_LARGEST_WRITTEN:g} in magnitude to be written, got "
+            f"{largest:g}; use infinity for what is forbidden."
+        )
+    return potential_words(costs)
+
+
+def _old_form(values: list[int]) -> list[int] | None:
+    """Where the observations begin in evidence whose first number counts them, None if it has none.
+    """
+    begins: list[int] = []
+    cursor = 1
+    while cursor < len(values) and len(begins) < values[0]:
+        begins.append(cursor)
+        cursor += 1 + 2 * values[cursor]
+    return begins if cursor == len(values) and len(begins) == values[0] else None

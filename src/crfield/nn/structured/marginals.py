@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crfield.graphs._chain_inputs import ChainBatch, as_batch, check_edges
-from crfield.graphs.chains import minimize_batch, sum_batch
-from crfield.nn.structured.tree_passes import (
+from crfield.graphs.chains import Chains
+from crfield.graphs.engines.chains import empty_edges, minimize_chains, sum_chains
+from crfield.nn.structured.forests import (
     Structure,
     differentiate_marginals,
     minimize_forest,
@@ -50,8 +50,8 @@ def decode(structure: Structure, costs: Tensor, tables: Tensor) -> Tensor:
     if not _runs_native(structure, costs):
         return minimize_forest(structure, costs, tables)
     batch, _ = _as_chains(structure, costs, tables)
-    found = torch.from_numpy(minimize_batch(batch, torch.get_num_threads()).labels).long()
-    return _spread(found, structure.nodes, costs.shape[:2], -1)
+    labels, _ = minimize_chains(batch, torch.get_num_threads())
+    return _spread(torch.from_numpy(labels).long(), structure.nodes, costs.shape[:2], -1)
 
 
 class _Found(NamedTuple):
@@ -78,7 +78,7 @@ def _runs_native(structure: Structure, costs: Tensor) -> bool:
 
 def _as_chains(
     structure: Structure, costs: Tensor, tables: Tensor
-) -> tuple[ChainBatch, Tensor]:
+) -> tuple[Chains, Tensor]:
     """Paths as the compiled core takes them, and the member of the batch that each belongs to."""
     n_items, n_nodes, n_labels = costs.shape
     parents, children = structure.forest.ends(costs.device)
@@ -98,20 +98,15 @@ def _as_chains(
     else:
         joined = tables.expand(n_items, len(parents), -1, -1)
         joined = joined.flatten(0, 1) if structure.edges is None else joined[structure.edges]
-    return as_batch(rows.numpy(), joined.numpy(), lengths), owners[:, 0]
+    return Chains(rows.numpy(), joined.numpy(), lengths=lengths), owners[:, 0]
 
 
 def _sum_chains(
     structure: Structure, costs: Tensor, tables: Tensor, *, edges: bool
 ) -> _Found:
     batch, owners = _as_chains(structure, costs, tables)
-    n_labels, threads = batch.n_states, torch.get_num_threads()
-    found_edges = None
-    if edges:
-        check_edges(batch)
-        found_edges = np.zeros((batch.n_nodes - batch.n_chains, n_labels, n_labels),
-                               batch.costs.dtype)
-    per_chain, nodes, counts = sum_batch(batch, 1.0, found_edges, threads)
+    found_edges = empty_edges(batch) if edges else None
+    per_chain, nodes, counts = sum_chains(batch, 1.0, found_edges, torch.get_num_threads())
     total = torch.zeros(len(costs), dtype=torch.float64)
     total.index_add_(0, owners, torch.from_numpy(per_chain))
     edge_shape = torch.Size((len(costs), structure.forest.n_edges))

@@ -22,7 +22,7 @@ from crfield._core.validate import (
     check_memory,
     shown,
 )
-from crfield.graphs._graph_checks import Doubles
+from crfield.graphs.factors import Doubles
 
 _BLOCK = 1 << 22  # bytes that are split into words at a time
 _LARGEST_WHOLE = 2.0**53

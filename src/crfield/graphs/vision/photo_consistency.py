@@ -27,8 +27,8 @@ from crfield._core.validate import (
     check_memory,
     shown,
 )
-from crfield.graphs._ray_checks import as_offsets
-from crfield.graphs.voxels import Camera
+from crfield.graphs.vision.rays import as_offsets
+from crfield.graphs.vision.voxels import Camera
 
 _DOUBLE, _SINGLE = np.dtype(np.float64), np.dtype(np.float32)
 Float32 = NDArray[np.float32]

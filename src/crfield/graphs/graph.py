@@ -21,9 +21,8 @@ from crfield._core.validate import (
     check_memory,
     shown,
 )
-from crfield.graphs._chain_inputs import as_temperature
-from crfield.graphs._graph_checks import Doubles, as_cost_array
-from crfield.graphs.factors import Factors, GridFactors, TableFactors
+from crfield.graphs.factors import Doubles, Factors, GridFactors, TableFactors, as_cost_array
+from crfield.graphs.settings import as_temperature
 
 
 class FactorGraph:
@@ -149,7 +148,7 @@ class FactorGraph:
         return other
 
     def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """The `values` (sum L_v,) of all states of all variables as one array (L_v,) a variable."""
+        """The `values` (sum L_v,) of all states as a list with one array (L_v,) per variable."""
         return np.split(values, np.cumsum(self.n_states)[:-1])
 
     def padded(self, values: NDArray[Any], fill: float = 0.0) -> NDArray[Any]:
@@ -167,26 +166,26 @@ class FactorGraph:
         out[np.arange(most) < self.n_states[:, None]] = values
         return out
 
-    def as_states(self, states: Any) -> NDArray[np.int32]:
-        """Checked states (N,)."""
-        array = as_array(states, "states")
+    def as_labels(self, labels: Any) -> NDArray[np.int32]:
+        """Checked `labels` (N,)."""
+        array = as_array(labels, "labels")
         if array.shape != (self.n_variables,) or array.dtype.kind not in "iu":
             raise InputError(
-                f"states must be whole numbers of shape ({self.n_variables},), got {array.dtype} "
-                f"of shape {array.shape}; give one state a variable."
+                f"labels must be whole numbers of shape ({self.n_variables},), got {array.dtype} "
+                f"of shape {array.shape}; give one state per variable."
             )
         bad = (array < 0) | (array >= self.n_states)
         if bad.any():
             v = int(np.argmax(bad))
             raise InputError(
-                f"the state of variable {v} must lie between 0 and {self.n_states[v] - 1}, got "
+                f"the label of variable {v} must lie between 0 and {self.n_states[v] - 1}, got "
                 f"{array[v]}; number the states from 0."
             )
         return np.ascontiguousarray(array, np.int32)
 
-    def energy(self, states: Any, temperature: float = 1.0) -> float:
-        """E(x), (N,) states; only the cost of patterns depends on the temperature."""
-        found, t = self.as_states(states), as_temperature(temperature, may_be_zero=True)
+    def energy(self, labels: Any, temperature: float = 1.0) -> float:
+        """E(x) of labels (N,); only the cost of patterns depends on the temperature."""
+        found, t = self.as_labels(labels), as_temperature(temperature)
         groups = self.groups(t) if self._groups is None else self._groups[1]
         own = _native.Propagation(self.structure, groups, self.costs, t, None, 1)
         return float(own.energy(found))

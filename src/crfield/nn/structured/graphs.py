@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from crfield._core.validate import InputError
-from crfield.nn.structured.messages import as_propagation, damped, shifted, soft_maximum
-from crfield.nn.structured.tree_inputs import (
+from crfield.nn.structured.inputs import (
     as_tables,
     check_beside,
     check_costs,
     check_values,
     working_dtype,
 )
+from crfield.nn.structured.messages import as_propagation, damped, shifted, soft_maximum
 from crfield.nn.tensors import can_look
 
 
@@ -59,7 +59,7 @@ class GraphBeliefs(NamedTuple):
 
 
 def propagate_graph(
-    costs: Tensor, edges: Tensor, edge_costs: Tensor, *, n_iter: int = 10, damping: float = 0.0,
+    costs: Tensor, edges: Tensor, edge_costs: Tensor, *, max_iter: int = 10, damping: float = 0.0,
     temperature: float = 1.0,
 ) -> GraphBeliefs:
     """Sum-product (temperature > 0) or max-product (0) belief propagation.
@@ -69,10 +69,10 @@ def propagate_graph(
     costs : (B, N, L).
     edges : (E, 2) whole numbers, the two nodes of each edge.
     edge_costs : (L, L), (E, L, L) or (B, E, L, L), labels of the first node first.
-    n_iter : how often every message is sent.
+    max_iter : how often every message is sent.
     damping : share of its old logarithm that a message keeps.
     """
-    settings = as_propagation(n_iter, damping, temperature)
+    settings = as_propagation(max_iter, damping, temperature)
     check_costs(costs, "(B, N, L)", 3)
     _check_edges(edges, costs)
     n_edges = len(edges)
@@ -87,7 +87,7 @@ def propagate_graph(
     n_items, _, n_labels = costs.shape
     messages = costs.new_zeros((n_items, 2 * n_edges, n_labels))
     residuals = costs.new_zeros(n_items)
-    for _ in range(settings.n_iter):
+    for _ in range(settings.max_iter):
         _, cavities = _gather(costs, messages, senders, receivers)
         along = soft_maximum(cavities[:, :n_edges, :, None] - tables, -2, settings.temperature)
         against = soft_maximum(cavities[:, n_edges:, None, :] - tables, -1, settings.temperature)

@@ -1,4 +1,15 @@
-"""Checks on what makes up a pictorial structure, and on what it is asked about."""
+"""Poses: parts at positions of a grid, held together by springs that form trees.
+
+Part p is at a position x_p = (row, column) and, if there are K > 1 of them, in an orientation k_p;
+q is its parent, if it has one:
+
+    E(x, k) = sum_p costs[p, k_p, x_p]
+            + sum_{p with parent q} transitions[p, k_q, k_p]
+              + sum_axes weights[p, k_q, k_p] (x_p - x_q - offsets[p, k_q, k_p])^2,
+
+P(x, k) = exp(-E) / Z. The first sum holds local confidences, the second the geometric fit of L7's
+slide on pose estimation.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +22,153 @@ from crfield._core.validate import (
     LARGEST_COST,
     InputError,
     as_array,
+    as_choice,
     as_count,
+    as_positive,
+    as_scalar,
+    check_memory,
     first_index,
 )
-from crfield.graphs.distances import (
-    Doubles,
-    as_position_costs,
-    as_springs,
-    check_grid,
-)
+from crfield.graphs._pose_learning import DEPENDENCES, fit_springs
+from crfield.graphs.vision.distances import Doubles, as_position_costs, as_springs, check_grid
 
 Indices = NDArray[np.int64]
 
-# Sums of squares of such positions are still numbers.
-LARGEST_POSITION = 1e100
+# Their squares are still numbers.
+LARGEST_POSITION = LARGEST_DEVIATION = 1e100
 
 
-def as_parents(parents: Any) -> Indices:
+class PictorialStructure:
+    """Parts with springs between each and its parent (L7, pose estimation); see `Poses`.
+
+    E(x, k) = sum_p costs[p, k_p, x_p] + sum_p (transitions[p, k_q, k_p] + sum_axes
+    weights[p, k_q, k_p] (x_p - x_q - offsets[p, k_q, k_p])^2), q the parent of p.
+
+    parents : (P,), the number of each part's parent, -1 for one without: a tree or several.
+    offsets : (P, 2), where a part is from its parent, in rows and columns; or (P, A, B, 2) with A
+        and B either 1 or the number K of orientations, of the parent and of the part itself.
+    weights : >= 0, a number or like `offsets`: 1 / (2 variance) of the position. Offsets and
+        weights of parts without a parent do not count.
+    transitions : (P, K, K), the cost of a part's orientation, last, given its parent's; 0 if left
+        out. +inf forbids a pair.
+    """
+
+    def __init__(self, parents: Any, offsets: Any, weights: Any, transitions: Any = None):
+        self.parents = _as_parents(parents)
+        self.offsets, self.weights, self.transitions = _as_geometry(
+            offsets, weights, transitions, self.n_parts
+        )
+        self.leaves_first = _leaves_first(self.parents)
+
+    @property
+    def n_parts(self) -> int:
+        """P."""
+        return len(self.parents)
+
+    @property
+    def n_orientations(self) -> int:
+        """K."""
+        return int(self.transitions.shape[1])
+
+    def __repr__(self) -> str:
+        return f"PictorialStructure({self.n_parts} parts, {self.n_orientations} orientations)"
+
+    @classmethod
+    def fit(
+        cls, positions: Any, parents: Any, *, orientations: Any = None,
+        n_orientations: int | None = None, depends_on: str = "both", least_deviation: float = 0.5,
+        pseudo_count: float = 1.0,
+    ) -> PictorialStructure:
+        """Maximum likelihood from annotated poses: offsets are means, weights 1 / (2 variance).
+
+        Parameters
+        ----------
+        positions : (N, P, 2), rows and columns, NaN for parts that were not seen.
+        parents : as for the constructor.
+        orientations : (N, P), if parts have several.
+        n_orientations : K, by default the largest of them plus 1.
+        depends_on : which orientations tell offsets and weights: "own", "parent", "both" or
+            "neither". Those with fewer than two examples take the numbers of all together.
+        least_deviation : standard deviations are at least this, in pixels.
+        pseudo_count : added to how often each pair of orientations was seen. Transitions are
+            -log P(k_p | k_q), and with it the normalizer of the Gaussian that belongs to the pair.
+        """
+        tree = _as_parents(parents)
+        dependence = as_choice(depends_on, "depends_on", DEPENDENCES)
+        floor = float(as_positive(as_scalar(least_deviation, "least_deviation"), "least_deviation"))
+        if floor > LARGEST_DEVIATION:
+            raise InputError(
+                f"least_deviation must not exceed {LARGEST_DEVIATION:g}, got {floor:g}; try 0.5."
+            )
+        extra = float(as_positive(as_scalar(pseudo_count, "pseudo_count"), "pseudo_count"))
+        places, turns, count = _as_examples(positions, orientations, n_orientations, len(tree))
+        if count == 1:
+            dependence = "neither"
+        springs = fit_springs(places, turns, tree, count, dependence, floor, extra)
+        return cls(tree, *springs)
+
+
+class Poses:
+    """Poses of a body in an image, for `infer`, `best` and `sample`.
+
+    body : the parts and springs.
+    costs : (P, H, W), or (P, K, H, W) for K > 1 orientations; +inf rules a position out.
+
+    A label is the state of a part, (orientation * H + row) * W + column; see `places`.
+
+    Attributes
+    ----------
+    costs : (P, K, H, W) float64.
+    shape : that of the costs as they were given.
+    """
+
+    def __init__(self, body: PictorialStructure, costs: Any) -> None:
+        if not isinstance(body, PictorialStructure):
+            raise InputError(
+                f"body must be a PictorialStructure, got {type(body).__name__}; build one first."
+            )
+        self.body, self.shape = body, np.shape(costs)
+        self.costs = _as_part_costs(costs, body.n_parts, body.n_orientations)
+        n_tables = body.n_orientations + 8
+        check_memory(
+            6.0 * self.costs.nbytes + 8.0 * n_tables * self.costs[0].size,
+            f"Messages for costs of shape {self.costs.shape}", "use a coarser grid",
+        )
+
+    def places(self, labels: NDArray[Any]) -> tuple[Indices, Indices]:
+        """Positions (..., P, 2) and orientations (..., P) of labels (..., P)."""
+        turns, rows, columns = np.unravel_index(labels, self.costs.shape[1:])
+        return np.stack([rows, columns], -1).astype(np.int64), np.asarray(turns, np.int64)
+
+    def energy(self, positions: Any, orientations: Any = None) -> Doubles:
+        """E of poses: positions (..., P, 2), orientations (..., P) where K > 1; shape (...)."""
+        body = self.body
+        return self.energies_of(*_as_pose(
+            positions, orientations, body.n_parts, body.n_orientations, self.costs.shape[2:]
+        ))
+
+    def energies_of(self, positions: Indices, orientations: Indices) -> Doubles:
+        """E of checked poses, positions (..., P, 2) and orientations (..., P); shape (...)."""
+        body = self.body
+        parts = np.arange(body.n_parts)
+        rows, columns = positions[..., 0], positions[..., 1]
+        total = self.costs[parts, orientations, rows, columns].sum(-1)
+        held = np.flatnonzero(body.parents >= 0)
+        above = body.parents[held]
+        pair = orientations[..., above], orientations[..., held]
+        weights, offsets = (
+            values[held, pair[0] % values.shape[1], pair[1] % values.shape[2]]
+            for values in (body.weights, body.offsets)
+        )
+        stretch = positions[..., held, :] - positions[..., above, :] - offsets
+        total = total + body.transitions[held, pair[0], pair[1]].sum(-1)
+        return np.asarray(total + (weights * stretch**2).sum((-2, -1)))
+
+    def __repr__(self) -> str:
+        return f"Poses({self.body!r}, costs of shape {self.shape})"
+
+
+def _as_parents(parents: Any) -> Indices:
     """The parent of each part, (P,), -1 where it has none."""
     values = as_array(parents, "parents")
     if values.ndim != 1 or len(values) == 0 or values.dtype.kind not in "iu":
@@ -46,7 +187,7 @@ def as_parents(parents: Any) -> Indices:
     return values.astype(np.int64)
 
 
-def leaves_first(parents: Indices) -> list[int]:
+def _leaves_first(parents: Indices) -> list[int]:
     """An order of the parts in which each comes before its parent; refuses cycles."""
     waiting = np.bincount(parents[parents >= 0], minlength=len(parents))
     order = [int(part) for part in np.flatnonzero(waiting == 0)]
@@ -65,7 +206,7 @@ def leaves_first(parents: Indices) -> list[int]:
     return order
 
 
-def as_geometry(
+def _as_geometry(
     offsets: Any, weights: Any, transitions: Any, n_parts: int
 ) -> tuple[Doubles, Doubles, Doubles]:
     """Offsets and weights (P, K or 1, K or 1, 2) and transitions (P, K, K)."""
@@ -107,7 +248,7 @@ def _as_tables(transitions: Any) -> Doubles:
     return values
 
 
-def as_part_costs(costs: Any, n_parts: int, n_orientations: int) -> Doubles:
+def _as_part_costs(costs: Any, n_parts: int, n_orientations: int) -> Doubles:
     """Costs (P, K, H, W)."""
     values = as_position_costs(costs, LARGEST_COST, "use a coarser grid")
     if values.ndim == 3 and n_orientations == 1:
@@ -124,7 +265,7 @@ def as_part_costs(costs: Any, n_parts: int, n_orientations: int) -> Doubles:
     return values
 
 
-def as_pose(
+def _as_pose(
     positions: Any, orientations: Any, n_parts: int, n_orientations: int, grid: tuple[int, ...]
 ) -> tuple[Indices, Indices]:
     """Positions (..., P, 2) within the grid and orientations (..., P)."""
@@ -161,7 +302,7 @@ def as_pose(
     return places.astype(np.int64), turns.astype(np.int64)
 
 
-def as_examples(
+def _as_examples(
     positions: Any, orientations: Any, n_orientations: Any, n_parts: int
 ) -> tuple[Doubles, Indices, int]:
     """Annotated positions (N, P, 2), NaN where a part was not seen, orientations (N, P), and K."""

@@ -1,4 +1,11 @@
-"""Checks on the lists that make up a model of rays."""
+"""Voxels under rays: occupancy with one factor for each ray.
+
+    P(o) = 1/Z prod_v gamma_v^o_v (1 - gamma_v)^(1 - o_v) prod_r psi_r(o)
+    psi_r(o) = sum_i o_i prod_{j < i} (1 - o_j) s_i + s_inf prod_i (1 - o_i)
+
+with o in {0, 1}, i over the voxels of ray r from the camera on: s_i is the score of i being the
+first that is occupied.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +20,12 @@ from crfield._core.validate import (
     FloatArray,
     InputError,
     as_array,
+    as_count,
     as_floats,
+    check_memory,
     first_index,
 )
-from crfield.graphs.voxels import MOST_VOXELS
+from crfield.graphs.vision.voxels import MOST_VOXELS, VoxelGrid
 
 LARGEST_SCORE, LEAST_SCORE = 1e30, 1e-30
 # A score divided by less could leave the range of numbers.
@@ -24,7 +33,84 @@ LEAST_PRIOR = 1e-300
 _DOUBLE = np.dtype(np.float64)
 
 
-def as_lists(
+class RayModel:
+    """Voxels with a prior, and rays with scores; keeps copies that cannot be written to.
+
+    P(o) = 1/Z prod_v gamma_v^o_v (1 - gamma_v)^(1 - o_v) prod_r psi_r(o), with
+    psi_r(o) = sum_i o_i prod_{j < i} (1 - o_j) s_i + s_inf prod_i (1 - o_i) (L7, ray potentials).
+
+    grid : a `VoxelGrid`, or the number of voxels.
+    offsets, voxels : (R + 1,), (E,): ray r has voxels[offsets[r]:offsets[r + 1]], in order from the
+        camera, all different; it may have none. `VoxelGrid.traverse` gives both.
+    scores : (E,) >= 0, s_i of each ray; float64 is kept, all else becomes float32, which has few
+        digits below 1e-38. A ray's scores count up to a factor; those below 1e-200 of its largest
+        count as 0.
+    prior : gamma within [1e-300, 1), one or one for each voxel.
+    empty_scores : s_inf >= 0, one or one for each ray.
+    """
+
+    def __init__(
+        self, grid: VoxelGrid | int, offsets: Any, voxels: Any, scores: Any, prior: Any,
+        empty_scores: Any = 0.0,
+    ):
+        if isinstance(grid, VoxelGrid):
+            self.shape: tuple[int, ...] = grid.shape
+            self.n_voxels = grid.n_voxels
+        else:
+            self.n_voxels = as_count(grid, "the number of voxels", 1, MOST_VOXELS)
+            self.shape = (self.n_voxels,)
+        check_memory(
+            32.0 * self.n_voxels, f"A model of {self.n_voxels} voxels", "use a coarser grid"
+        )
+        self.offsets, self.voxels = _as_lists(offsets, voxels, self.n_voxels)
+        self.scores = as_scores(scores, len(self.voxels)).copy()
+        self.empty_scores = as_empty_scores(empty_scores, self.n_rays)
+        _check_possible(self.offsets, self.scores, self.empty_scores)
+        self.prior = _as_prior(prior, self.n_voxels, self.shape)
+        for values in (*self.lists, self.prior):
+            values.setflags(write=False)  # compiled code relies on what was checked
+        self._log_odds = np.log(self.prior) - np.log1p(-self.prior)
+        degree = _largest_degree(self.offsets, self.voxels, self.n_voxels)
+        self._bits = _fixed_point_bits(
+            degree * _native.LARGEST_LOG_ODDS + float(np.abs(self._log_odds).max()) + 1
+        )
+
+    @property
+    def n_rays(self) -> int:
+        """R."""
+        return len(self.offsets) - 1
+
+    @property
+    def lists(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], FloatArray, NDArray[np.float64]]:
+        """Offsets (R + 1,), voxels (E,), scores (E,) and empty scores (R,)."""
+        return self.offsets, self.voxels, self.scores, self.empty_scores
+
+    def seen(self) -> NDArray[np.bool_]:
+        """Whether any ray goes through each voxel, in the grid's shape."""
+        found = np.zeros(self.n_voxels, np.bool_)
+        found[self.voxels] = True
+        return found.reshape(self.shape)
+
+    def fixed_prior(self) -> NDArray[np.int64]:
+        """The log-odds of the prior as whole numbers (n_voxels,), in units of 2^-bits."""
+        return np.asarray(np.rint(np.ldexp(self._log_odds, self._bits)), np.int64)
+
+    def log_odds(self, fixed: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Whole numbers `fixed` (n_voxels,) as log-odds, in the grid's shape."""
+        return np.ldexp(fixed.astype(np.float64), -self._bits).reshape(self.shape)
+
+    @property
+    def bits(self) -> int:
+        """Binary digits after the point of log-odds that are summed as whole numbers."""
+        return self._bits
+
+    def __repr__(self) -> str:
+        return f"RayModel({self.n_voxels} voxels, {self.n_rays} rays)"
+
+
+def _as_lists(
     offsets: Any, voxels: Any, n_voxels: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Offsets (R + 1,) and voxels (E,) that match, no voxel twice on a ray."""
@@ -63,7 +149,7 @@ def as_offsets(offsets: Any, n_entries: int, name: str) -> NDArray[np.int64]:
     return ends
 
 
-def largest_degree(
+def _largest_degree(
     offsets: NDArray[np.int64], voxels: NDArray[np.int32], n_voxels: int
 ) -> int:
     """How many rays go through the busiest voxel; refuses a ray that meets a voxel twice."""
@@ -107,7 +193,7 @@ def as_empty_scores(empty_scores: Any, n_rays: int) -> NDArray[np.float64]:
     return np.broadcast_to(values, (n_rays,)).astype(np.float64)
 
 
-def check_possible(
+def _check_possible(
     offsets: NDArray[np.int64], scores: FloatArray, empty_scores: NDArray[np.float64]
 ) -> None:
     """Refuse a ray that allows no state of its voxels at all."""
@@ -124,7 +210,7 @@ def check_possible(
         )
 
 
-def as_prior(prior: Any, n_voxels: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def _as_prior(prior: Any, n_voxels: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Probabilities (n_voxels,) within [1e-300, 1)."""
     given = as_floats(prior, "prior", _DOUBLE)
     if given.shape not in ((), (n_voxels,), shape):
@@ -143,7 +229,7 @@ def as_prior(prior: Any, n_voxels: int, shape: tuple[int, ...]) -> NDArray[np.fl
     return np.array(np.broadcast_to(given.reshape(-1), (n_voxels,)))
 
 
-def fixed_point_bits(largest_sum: float) -> int:
+def _fixed_point_bits(largest_sum: float) -> int:
     """Binary digits after the point with which sums of this size fit into 63 bits."""
     return 61 - math.ceil(math.log2(largest_sum))
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from crfield._core.validate import InputError, as_array, check_magnitude, first_index
-from crfield.nn.structured.forest import as_forest, chain_forest
-from crfield.nn.structured.tree_passes import Structure
+from crfield.nn.structured.forests import Structure, as_forest, chain_forest
 from crfield.nn.tensors import can_look, check_finite_tensor, check_tensor
 
 REDUCTIONS = ("none", "sum", "mean", "node_mean", "token_mean")
