@@ -58,6 +58,10 @@ class Points:
         """All that moves, in one vector."""
         return self.features.ravel()
 
+    def images(self):
+        """The places of each image."""
+        return [Points(features[None]) for features in self.features]
+
     def moved(self, numbers):
         return Points(numbers.reshape(self.features.shape))
 
@@ -88,6 +92,9 @@ class GridPoints:
     def numbers(self):
         return np.concatenate(self.axes)
 
+    def images(self):
+        return [GridPoints(self.axes)] * self.n_images
+
     def moved(self, numbers):
         ends = np.cumsum([len(axis) for axis in self.axes])[:-1]
         return GridPoints(tuple(np.split(numbers, ends)), self.n_images)
@@ -109,10 +116,10 @@ class Operator:
     matrix : features (N, D) of one image -> K (N, N), not normalized.
     shapes : (points or lengths of a grid, columns, dimensions, images) to try; `small` are those
         for central differences.
-    errors : largest relative error of results by dtype; `gradient_error` is that in float32.
+    errors : largest relative error of results by dtype; `gradient_errors` are those of derivatives.
     normalizations : those it has; with `in_turn` every shape has one of them, not all.
-    double : builds the same operator in float64, whose derivatives those in float32 must be; None
-        for operators whose derivatives are refused.
+    twin : builds the same operator in another way or precision, for float64 and one image, whose
+        derivatives it must have; None where derivatives are refused.
     """
 
     name: str
@@ -123,10 +130,12 @@ class Operator:
     errors: dict[Any, float] = dataclasses.field(
         default_factory=lambda: {np.float32: 1e-5, np.float64: 1e-12}
     )
-    gradient_error: float = 1e-4
+    gradient_errors: dict[Any, float] = dataclasses.field(
+        default_factory=lambda: {np.float32: 1e-4}
+    )
     normalizations: tuple[str, ...] = NORMALIZATIONS
     in_turn: bool = False
-    double: Callable[..., Any] | None = None
+    twin: Callable[..., Any] | None = None
 
     def places(self, shape):
         if isinstance(shape[0], tuple):
@@ -259,7 +268,7 @@ def central_differences(function, places):
 
 
 class OperatorContract:
-    """The tests; a subclass lists its operators, and adds those of derivatives."""
+    """The tests; a subclass lists its operators."""
 
     operators: ClassVar[tuple[Operator, ...]]
 
@@ -267,7 +276,7 @@ class OperatorContract:
         name = metafunc.function.__name__
         metafunc.parametrize(("operator", "shape"), [
             pytest.param(operator, shape, id=f"{operator.name} {shape}")
-            for operator in self.operators if operator.double or name == "test_matrix"
+            for operator in self.operators if operator.twin or name == "test_matrix"
             for shape in (operator.small if name == "test_differences" else operator.shapes)
         ])
 
@@ -278,20 +287,50 @@ class OperatorContract:
             for normalization in operator.normalizations_of(shape):
                 check_matrix(operator, places, normalization, dtype, shape[1])
 
+    def test_derivatives_are_those_of_its_twin(self, operator, shape):
+        """In every precision, against the twin's in float64, image by image."""
+        places = operator.places(shape)
+        u, v, s = columns_for(places, shape[1])
+        for dtype, error in operator.gradient_errors.items():
+            normalizations = operator.normalizations_of(shape)
+            if error < operator.errors[dtype]:  # see below
+                normalizations = tuple(dict.fromkeys(("none", *normalizations)))
+            for normalization in normalizations:
+                expected = np.concatenate([
+                    derivative(operator.twin(image, normalization, np.float64), [(x, y)], own)
+                    for image, x, y, own in zip(
+                        places.images(), *(np.split(a, len(places.features)) for a in (u, v, s)),
+                        strict=True,
+                    )
+                ])
+                with poisoned():
+                    kernel = operator.build(places, normalization, dtype)
+                    found = derivative(
+                        kernel, [(u.astype(dtype), v.astype(dtype))], s.astype(dtype)
+                    )
+                assert found.dtype == dtype
+                # Row sums, which normalized kernels are divided by, have the error of all sums.
+                own_error = error if normalization == "none" else max(error, operator.errors[dtype])
+                # What cancels, such as the derivative of one point's K~ = 1, leaves its rounding.
+                rounding = 30 * np.finfo(dtype).eps * np.linalg.norm(u)
+                difference = np.linalg.norm(found - expected)
+                allowed = own_error * np.linalg.norm(expected) + rounding
+                assert difference <= allowed, (normalization, difference, allowed)
 
-class DerivativesInDouble(OperatorContract):
-    """Of operators that work in float64."""
+
+class DifferenceContract(OperatorContract):
+    """For operators that work in float64: central differences too."""
 
     def test_differences(self, operator, shape):
-        """In float64, by every number that the kernel is made from."""
+        """By every number that the kernel is made from, alone and added up."""
         places = operator.places(shape)
         u, v, s = columns_for(places, shape[1])
         for normalization in operator.normalizations:
             def build(moved, normalization=normalization):
-                return operator.double(moved, normalization, np.float64)
+                return operator.build(moved, normalization, np.float64)
 
-            kernel = build(places)
             with poisoned():
+                kernel = build(places)
                 of_pair, of_other = (derivative(kernel, [p]) for p in ((u, v), (v, 2 * u)))
                 of_diagonal = derivative(kernel, (), s)
                 added = derivative(kernel, [(u, v), (v, 2 * u)], s)
@@ -304,31 +343,3 @@ class DerivativesInDouble(OperatorContract):
                 difference = np.abs(places.by_number(gradient) - expected).max()
                 assert difference < 1e-6 * scale, (normalization, difference)
             assert_close(added, of_pair + of_other + of_diagonal, 1e-10, "sums of derivatives")
-
-
-
-class DerivativesInSingle(OperatorContract):
-    """Of operators that work in float32."""
-
-    def test_derivatives_are_those_in_double(self, operator, shape):
-        """The derivatives in float32 are those in float64."""
-        places = operator.places(shape)
-        u, v, s = columns_for(places, shape[1])
-        normalizations = operator.normalizations_of(shape)
-        if operator.gradient_error < operator.errors[np.float32]:  # see below
-            normalizations = tuple(dict.fromkeys(("none", *normalizations)))
-        for normalization in normalizations:
-            double = operator.double(places, normalization, np.float64)
-            expected = derivative(double, [(u, v)], s)
-            with poisoned():
-                kernel = operator.build(places, normalization, np.float32)
-                found = derivative(kernel, [(np.float32(u), np.float32(v))], np.float32(s))
-            assert found.dtype == np.float32
-            # Row sums, which normalized kernels are divided by, have the error of all sums.
-            error = operator.gradient_error
-            if normalization != "none":
-                error = max(error, operator.errors[np.float32])
-            # What cancels, such as the derivative of one point's K~ = 1, leaves its rounding.
-            allowed = error * np.linalg.norm(expected) + 3e-6 * np.linalg.norm(u)
-            difference = np.linalg.norm(found - expected)
-            assert difference <= allowed, (normalization, difference, allowed)

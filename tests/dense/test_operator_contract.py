@@ -19,8 +19,7 @@ from operator_contract import (
     FEW_POINTS,
     GRIDS,
     POINTS,
-    DerivativesInDouble,
-    DerivativesInSingle,
+    DifferenceContract,
     GridPoints,
     Operator,
     Points,
@@ -58,21 +57,21 @@ EXACT = {
     for shape in SHAPES
 }
 EXACT["gaussian"] = dataclasses.replace(
-    EXACT["gaussian"], small=one_image(FEW_POINTS), double=of_points(ExactFilter)
+    EXACT["gaussian"], small=one_image(FEW_POINTS), twin=of_points(ExactFilter)
 )
 LATTICE = Operator(
     "lattice", of_points(LatticeFilter), scaled_lattice, one_image(POINTS),
-    one_image(FEW_POINTS), double=of_points(LatticeFilter),
+    one_image(FEW_POINTS), twin=of_points(LatticeFilter),
 )
 GRID = Operator(
     "grid", of_grid, reference.grid_matrix, one_image(GRIDS), one_image(FEW_GRID_POINTS),
-    double=of_grid,
+    twin=of_grid,
 )
 OPERATORS = (*EXACT.values(), LATTICE, GRID)
 EVERY = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 
 
-class TestCompiledOperators(DerivativesInDouble, DerivativesInSingle):
+class TestCompiledOperators(DifferenceContract):
     operators = OPERATORS
 
 

@@ -14,7 +14,9 @@ from torch_device import DEVICE, torch
 
 # isort: split
 import reference
-from crfield.nn.ops.backend import has_triton
+from crfield.dense.filters import ExactFilter, GridFilter, LatticeFilter
+from crfield.dense.observation import GridFeatures
+from crfield.nn.ops.backend import has_triton, runs_kernels
 from crfield.nn.ops.grid.reference import Grid, GridLayout
 from crfield.nn.ops.lattice.reference import Lattice
 from crfield.nn.ops.operators import NormalizedOperator
@@ -24,13 +26,13 @@ from operator_contract import (
     FEW_POINTS,
     GRIDS,
     POINTS,
-    DerivativesInDouble,
-    DerivativesInSingle,
+    DifferenceContract,
     Operator,
+    OperatorContract,
     scaled_lattice,
 )
 
-SINGLE, DOUBLE = {np.float32: 1e-5}, {np.float64: 1e-12}
+pytestmark = pytest.mark.slow
 
 
 def tensor(values, dtype):
@@ -94,52 +96,66 @@ def of_grid(places, normalization, dtype, **settings):
     return OnArrays(grid, normalization)
 
 
+def compiled_grid(places, normalization, dtype):
+    features = GridFeatures(places.axes, None, np.empty(0), np.dtype(dtype))
+    return GridFilter(features, normalization=normalization)
+
+
+def compiled(kind):
+    def build(places, normalization, dtype):
+        return kind(places.features[0], normalization=normalization)
+
+    return build
+
+
+def plain(name, build, matrix, shapes, small, twin):
+    return Operator(
+        name, build, matrix, shapes, small, {np.float64: 1e-12}, {np.float64: 1e-11}, twin=twin
+    )
+
+
 PLAIN = (
-    Operator(
-        "pairs", of_points(PairSum), reference.kernel_matrix, POINTS, FEW_POINTS, DOUBLE,
-        double=of_points(PairSum),
-    ),
-    Operator(
-        "lattice", of_points(Lattice), scaled_lattice, POINTS, FEW_POINTS, DOUBLE,
-        double=of_points(Lattice),
-    ),
-    Operator(
-        "grid", of_grid, reference.grid_matrix, GRIDS, FEW_GRID_POINTS, DOUBLE, double=of_grid
-    ),
+    plain("pairs", of_points(PairSum), reference.kernel_matrix, POINTS, FEW_POINTS,
+          compiled(ExactFilter)),
+    plain("lattice", of_points(Lattice), scaled_lattice, POINTS, FEW_POINTS,
+          compiled(LatticeFilter)),
+    plain("grid", of_grid, reference.grid_matrix, GRIDS, FEW_GRID_POINTS, compiled_grid),
 )
 TINY_POINTS = (
     (1, 1, 1, 1), (47, 5, 1, 3), (17, 150, 1, 1), (2, 2, 2, 1), (2, 33, 2, 3), (5, 21, 3, 1),
     (2, 1, 3, 3), (2, 21, 5, 1), (1, 2, 5, 3), (3, 33, 5, 1), (2, 5, 6, 1),
 )
+TINY_GRIDS = (((1,), 1, 1, 1), ((7,), 5, 1, 2), ((5, 4), 21, 2, 1), ((3, 2, 4), 2, 3, 1))
+
+
+def kernels(name, build, matrix, shapes, twin, error=1e-5):
+    def on_kernels(places, normalization, dtype):
+        assert runs_kernels(tensor(places.features, dtype))
+        return build(places, normalization, dtype)
+
+    return Operator(
+        name, on_kernels, matrix, shapes, errors={np.float32: error},
+        gradient_errors={np.float32: 1e-5}, in_turn=True, twin=twin,
+    )
+
+
 KERNELS = (
-    Operator(
-        "pairs", of_points(PairSum), reference.kernel_matrix, POINTS[:12], (),
-        {np.float32: 5e-4},  # of float16 factors
-        gradient_error=1e-5, in_turn=True, double=of_points(PairSum),
-    ),
-    *(
-        Operator(
-            f"lattice {name}", of_points(Lattice, **settings), scaled_lattice, TINY_POINTS, (),
-            SINGLE, gradient_error=1e-5, in_turn=True, double=of_points(Lattice),
-        )
-        for name, settings in (("", {}), ("in a fixed order", {"deterministic": True}))
-    ),
-    *(
-        Operator(
-            f"grid {name}", functools.partial(of_grid, **settings), reference.grid_matrix,
-            (((1,), 1, 1, 1), ((7,), 5, 1, 2), ((5, 4), 21, 2, 1), ((3, 2, 4), 2, 3, 1)), (),
-            SINGLE, gradient_error=1e-5, in_turn=True, double=of_grid,
-        )
-        for name, settings in (("", {}), ("in a fixed order", {"deterministic": True}))
-    ),
+    # The factors of sums over pairs are rounded to float16.
+    kernels("pairs", of_points(PairSum), reference.kernel_matrix, POINTS[:12], of_points(PairSum),
+            error=5e-4),
+    kernels("lattice", of_points(Lattice), scaled_lattice, TINY_POINTS, of_points(Lattice)),
+    kernels("lattice in order", of_points(Lattice, deterministic=True), scaled_lattice, TINY_POINTS,
+            of_points(Lattice)),
+    kernels("grid", of_grid, reference.grid_matrix, TINY_GRIDS, of_grid),
+    kernels("grid in order", functools.partial(of_grid, deterministic=True), reference.grid_matrix,
+            TINY_GRIDS, of_grid),
 )
 
 
-class TestPlainTorch(DerivativesInDouble):
+class TestPlainTorch(DifferenceContract):
     operators = PLAIN
 
 
 @pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
-@pytest.mark.slow
-class TestTritonKernels(DerivativesInSingle):
+class TestTritonKernels(OperatorContract):
     operators = KERNELS
