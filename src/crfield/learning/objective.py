@@ -160,8 +160,13 @@ def spacing_of(example: Example) -> Any:
 
 
 def check_example(model: DenseCRF, example: Example) -> None:
-    """Refuse costs for other labels and a truth of another size."""
+    """Refuse costs for other labels, and a truth of another size or that is none."""
     costs, truth = np.shape(example.unary), np.shape(example.truth)
+    dtype = np.asarray(example.truth).dtype
+    if dtype.kind not in "biu":
+        raise InputError(
+            f"truth must hold whole numbers, got {dtype}; pass one integer label per variable."
+        )
     if len(costs) < 2 or costs[-1] != model.n_labels:
         raise InputError(
             f"unary must have shape (*grid, {model.n_labels}) for {model.n_labels} labels, got "
