@@ -139,7 +139,7 @@ def test_skipping_far_tiles_stays_within_its_bound(shape):
     x = rng.uniform(-1, 1, size=(3000, 3))
     whole = ExactFilter(features, shape=shape, normalization="none").apply(x)
     tol = 3e-2 if shape == "sinc" else 1e-4
-    skipping = ExactFilter(features, shape=shape, normalization="none", tol=tol)
+    skipping = ExactFilter(features, shape=shape, normalization="none", filter_tol=tol)
     assert skipping.active_fraction < 0.8
     assert np.abs(skipping.apply(x) - whole).max() <= 3000 * tol
     dense = skipping.to_dense()
@@ -201,7 +201,7 @@ def test_choice_of_method():
     with pytest.raises(InputError, match="1 to 16 feature dimensions"):
         build("lattice", "gaussian", np.zeros((3, 17)))
     with pytest.raises(InputError, match="filter_tol"):
-        build("exact", "gaussian", np.zeros((3, 2)), tol=-1.0)
+        build("exact", "gaussian", np.zeros((3, 2)), filter_tol=-1.0)
 
 
 def test_symmetric_normalization_refuses_negative_row_sums():

@@ -175,7 +175,7 @@ def test_scales_of_points():
     x = make_rows(14, 4, torch.float64)
     pre, post = make_rows(14, 2, torch.float64).T
     expected = post[:, None] * lattice.apply(pre[:, None] * x)
-    assert_close(lattice.apply(x, pre, post), expected, 1e-13)
+    assert_close(lattice.apply_scaled(x, pre, post), expected, 1e-13)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 256])
