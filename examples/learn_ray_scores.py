@@ -30,7 +30,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from crfield.graphs import Camera, VoxelGrid
-from crfield.nn import RayBeliefs, expected_depth_error, pad_rays, propagate_rays
+from crfield.nn import expected_depth_error, pad_rays, propagate_rays
+from crfield.nn.structured.rays import RayBeliefs
 from crfield.show.pictures import side_by_side, stack
 
 # Noise of the views that are compared with, how often one sees the place, and how often texture

@@ -3,15 +3,9 @@
 from crfield.graphs.chains import Chains
 from crfield.graphs.conditioning import condition
 from crfield.graphs.engines.rays import fuse_independent, ray_messages
-from crfield.graphs.estimators import (
-    ChainClassifier,
-    GraphClassifier,
-    GridClassifier,
-    Propagation,
-)
+from crfield.graphs.estimators import ChainClassifier, GraphClassifier, GridClassifier
 from crfield.graphs.factors import (
     DistanceFactors,
-    Factors,
     GridFactors,
     PatternFactors,
     PottsFactors,
@@ -24,6 +18,7 @@ from crfield.graphs.graph import FactorGraph, table_factors
 from crfield.graphs.inference import best, infer, k_best, sample
 from crfield.graphs.log_linear import chain_loss
 from crfield.graphs.results import Result, Status
+from crfield.graphs.settings import Propagation
 from crfield.graphs.vision.distances import distance_transform, soft_distance_transform
 from crfield.graphs.vision.poses import PictorialStructure, Poses
 from crfield.graphs.vision.rays import RayModel
@@ -35,7 +30,6 @@ __all__ = [
     "Chains",
     "DistanceFactors",
     "FactorGraph",
-    "Factors",
     "FeatureGraph",
     "FeatureTerm",
     "GraphClassifier",

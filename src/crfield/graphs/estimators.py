@@ -22,7 +22,6 @@ from crfield._core.validate import (
     InputError,
     as_choice,
     as_count,
-    as_damping,
     as_floats,
     as_positive_number,
     as_scalar,
@@ -48,8 +47,10 @@ from crfield.graphs.log_linear import (
     largest_cost,
 )
 from crfield.graphs.results import Result
+from crfield.graphs.settings import Propagation
 
 DECODINGS = ("map", "marginals")
+DEFAULT_INFERENCE = Propagation()
 LARGEST_FEATURE, LARGEST_PENALTY = 1e100, 1e30
 
 Shape = tuple[int, ...]
@@ -262,28 +263,6 @@ class ChainClassifier(_LogLinearClassifier):
         return batch
 
 
-@dataclass(frozen=True, kw_only=True)
-class Propagation:
-    """How belief propagation on loops is done as a part of something larger, see `infer`.
-
-    max_iter : most iterations.
-    damping : share of an old message, as a cost, that stays, within [0, 1).
-    tol : the largest change of a message to stop at.
-    convex : whether log Z of graphs with loops is the convex upper bound of reweighted propagation,
-        so that learning has one optimum and cannot run away; else Bethe's approximation.
-    """
-
-    max_iter: int = 1000
-    damping: float = 0.2
-    tol: float = 1e-4
-    convex: bool = True
-
-    def __post_init__(self) -> None:
-        as_count(self.max_iter, "max_iter")
-        as_damping(self.damping)
-        as_positive_number(self.tol, "tol")
-
-
 @dataclass(eq=False, kw_only=True)
 class _LoopyClassifier(_LogLinearClassifier):
     """What estimators of graphs and of grids have in common.
@@ -295,7 +274,7 @@ class _LoopyClassifier(_LogLinearClassifier):
     max_iter: int = 100
     tol: float = 1e-2
     decode: str = "map"
-    inference: Propagation = Propagation()
+    inference: Propagation = DEFAULT_INFERENCE
 
     @abstractmethod
     def _pair_terms(self) -> list[bool]:

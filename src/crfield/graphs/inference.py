@@ -20,7 +20,7 @@ from crfield.graphs.engines.planes import Planes
 from crfield.graphs.factors import PatternFactors
 from crfield.graphs.graph import FactorGraph
 from crfield.graphs.results import Ranked, Result
-from crfield.graphs.settings import Settings, as_settings, as_temperature
+from crfield.graphs.settings import InferSettings, as_settings, as_temperature
 from crfield.graphs.vision.poses import Poses
 from crfield.graphs.vision.rays import RayModel
 
@@ -106,7 +106,7 @@ def sample(
     return labels
 
 
-def _infer_graph(graph: FactorGraph, settings: Settings) -> Result:
+def _infer_graph(graph: FactorGraph, settings: InferSettings) -> Result:
     how, t, threads = settings.schedule, settings.temperature, settings.threads
     planes = how in ("auto", "flooding") and graph.planes is not None
     if how == "auto":

@@ -29,8 +29,8 @@ class Status(Enum):
         "their other states."
     )
     MAX_ITER = (
-        "Stopped at max_iter before the messages settled; raise max_iter or damping, or use "
-        "schedule='residual'."
+        "Stopped at max_iter before the messages settled; raise max_iter or damping, or on factor "
+        "graphs use schedule='residual'."
     )
 
 
@@ -189,7 +189,7 @@ NO_RESIDUALS = np.zeros(0)
 NO_RESIDUALS.setflags(write=False)
 
 
-def certain(like: FloatArray, labels: Labels) -> FloatArray:
+def certain(like: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any]:
     """Marginals with all probability on the labels."""
     marginals = np.zeros_like(like)
     marginals[np.arange(len(labels)), labels] = 1

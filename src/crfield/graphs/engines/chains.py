@@ -17,7 +17,7 @@ from crfield._core.threads import thread_count
 from crfield._core.validate import FloatArray, as_count, check_memory
 from crfield.graphs.chains import Chains, Doubles, Labels, edge_starts, energies_of
 from crfield.graphs.results import NO_RESIDUALS, Ranked, Result, certain
-from crfield.graphs.settings import Settings
+from crfield.graphs.settings import InferSettings
 
 # Chains are dealt out to threads in so many blocks at most.
 _MOST_BLOCKS = 64
@@ -74,7 +74,7 @@ class ChainResult(Result):
         return edges
 
 
-def infer(chains: Chains, settings: Settings) -> Result:
+def infer(chains: Chains, settings: InferSettings) -> Result:
     """Marginals and partition functions, at temperature 0 labels of least energy (Viterbi).
 
     Minima are exact for whole numbers whose sums stay below 2^53; of several labels the last node

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from crfield._core.threads import thread_count
 from crfield._core.validate import InputError
-from crfield.graphs.results import NO_RESIDUALS, Result
-from crfield.graphs.settings import Settings
+from crfield.graphs.results import NO_RESIDUALS, Result, certain
+from crfield.graphs.settings import InferSettings
 from crfield.graphs.vision.distances import Doubles, sum_images, transform_images
-from crfield.graphs.vision.poses import Indices, PictorialStructure, Poses
+from crfield.graphs.vision.poses import PictorialStructure, Poses
+from crfield.graphs.vision.springs import Indices
 
 
 class _Gathered(NamedTuple):
@@ -45,9 +46,8 @@ class PoseResult(Result):
     def marginals(self) -> Doubles:
         if self.sums is not None:
             return self.sums[0]
-        found = np.zeros_like(self.problem.costs).reshape(len(self.labels), -1)
-        found[np.arange(len(found)), self.labels] = 1
-        return found.reshape(self.problem.shape)
+        rows = self.problem.costs.reshape(len(self.labels), -1)
+        return certain(rows, self.labels).reshape(self.problem.shape)
 
     @cached_property
     def labels(self) -> Indices:
@@ -82,7 +82,7 @@ class PoseResult(Result):
         return least.reshape(self.problem.shape)
 
 
-def infer(poses: Poses, settings: Settings) -> Result:
+def infer(poses: Poses, settings: InferSettings) -> Result:
     """The marginals of all parts, at temperature 0 a pose of least energy."""
     settings.require_exact("Poses")
     settings.require_sum_or_max("Poses")

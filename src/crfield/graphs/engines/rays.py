@@ -29,7 +29,7 @@ from crfield._core.validate import (
     shown,
 )
 from crfield.graphs.results import Doubles, Result
-from crfield.graphs.settings import Settings, as_temperature
+from crfield.graphs.settings import InferSettings, as_temperature
 from crfield.graphs.vision.rays import RayModel, as_empty_scores, as_scores
 
 _DOUBLE = np.dtype(np.float64)
@@ -76,7 +76,7 @@ class RayResult(Result):
         return depths, empty
 
 
-def infer(model: RayModel, settings: Settings) -> Result:
+def infer(model: RayModel, settings: InferSettings) -> Result:
     """Sum-product or max-product belief propagation in P(o) of `RayModel`, all rays at once.
 
     Exact where no two rays share more than one voxel and no cycle is left, as long as no message

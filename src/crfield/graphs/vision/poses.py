@@ -23,19 +23,16 @@ from crfield._core.validate import (
     InputError,
     as_array,
     as_choice,
-    as_count,
     as_positive,
     as_scalar,
     check_memory,
     first_index,
 )
-from crfield.graphs._pose_learning import DEPENDENCES, fit_springs
 from crfield.graphs.vision.distances import Doubles, as_position_costs, as_springs, check_grid
+from crfield.graphs.vision.springs import DEPENDENCES, Indices, as_examples, fit_springs
 
-Indices = NDArray[np.int64]
-
-# Their squares are still numbers.
-LARGEST_POSITION = LARGEST_DEVIATION = 1e100
+# Its square is still a number.
+LARGEST_DEVIATION = 1e100
 
 
 class PictorialStructure:
@@ -101,7 +98,7 @@ class PictorialStructure:
                 f"least_deviation must not exceed {LARGEST_DEVIATION:g}, got {floor:g}; try 0.5."
             )
         extra = float(as_positive(as_scalar(pseudo_count, "pseudo_count"), "pseudo_count"))
-        places, turns, count = _as_examples(positions, orientations, n_orientations, len(tree))
+        places, turns, count = as_examples(positions, orientations, n_orientations, len(tree))
         if count == 1:
             dependence = "neither"
         springs = fit_springs(places, turns, tree, count, dependence, floor, extra)
@@ -300,36 +297,3 @@ def _as_pose(
                 f"at index {index}; leave out poses beyond the grid."
             )
     return places.astype(np.int64), turns.astype(np.int64)
-
-
-def _as_examples(
-    positions: Any, orientations: Any, n_orientations: Any, n_parts: int
-) -> tuple[Doubles, Indices, int]:
-    """Annotated positions (N, P, 2), NaN where a part was not seen, orientations (N, P), and K."""
-    places: Doubles = np.asarray(as_array(positions, "positions"), np.float64)
-    if places.ndim != 3 or places.shape[1:] != (n_parts, 2) or len(places) == 0:
-        raise InputError(
-            f"positions must have shape (N, {n_parts}, 2) with N >= 1 examples, got "
-            f"{places.shape}; give the row and column of each part."
-        )
-    if (np.abs(places) > LARGEST_POSITION).any():
-        raise InputError(
-            f"positions must be finite or NaN, and within {LARGEST_POSITION:g}, got one that is "
-            "not; use NaN for parts that were not seen."
-        )
-    turns = np.zeros(places.shape[:2], np.int64)
-    if orientations is not None:
-        turns = as_array(orientations, "orientations")
-    if turns.dtype.kind not in "iu" or turns.shape != places.shape[:2]:
-        raise InputError(
-            f"orientations must be whole numbers of shape {places.shape[:2]}, got {turns.dtype} "
-            f"of shape {turns.shape}; give one for each position."
-        )
-    largest = int(turns.max())
-    count = largest + 1 if n_orientations is None else as_count(n_orientations, "n_orientations")
-    if turns.min() < 0 or largest >= count:
-        raise InputError(
-            f"orientations must be at least 0 and less than n_orientations, {count}, got "
-            f"{turns.min()} to {largest}; number them from 0."
-        )
-    return places, turns.astype(np.int64), count

@@ -8,8 +8,6 @@ and log Z are those of the Bethe approximation once the residuals are small.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -21,47 +19,20 @@ from crfield.nn.structured.inputs import (
     check_values,
     working_dtype,
 )
-from crfield.nn.structured.messages import as_propagation, damped, shifted, soft_maximum
+from crfield.nn.structured.messages import (
+    Beliefs,
+    as_message_settings,
+    damped,
+    shifted,
+    soft_maximum,
+)
 from crfield.nn.tensors import can_look
-
-
-class GraphBeliefs(NamedTuple):
-    """What belief propagation found.
-
-    log_beliefs : (B, N, L), logarithms of the marginals; at temperature 0 how much less good the
-        best labeling with each label is, 0 for the best and negative for all others.
-    edge_log_beliefs : (B, E, L, L), the same of pairs.
-    log_partition : (B,), T log Z in the Bethe approximation; at temperature 0 minus the energy of
-        the best labeling, if the graph is a tree.
-    residuals : (B,), by how much the last iteration changed a log message at most, before damping;
-        0 at a fixed point.
-    """
-
-    log_beliefs: Tensor
-    edge_log_beliefs: Tensor
-    log_partition: Tensor
-    residuals: Tensor
-
-    @property
-    def marginals(self) -> Tensor:
-        """exp(log_beliefs), (B, N, L)."""
-        return self.log_beliefs.exp()
-
-    @property
-    def edge_marginals(self) -> Tensor:
-        """exp(edge_log_beliefs), (B, E, L, L)."""
-        return self.edge_log_beliefs.exp()
-
-    @property
-    def labels(self) -> Tensor:
-        """The label of largest belief of each node, (B, N)."""
-        return self.log_beliefs.argmax(-1)
 
 
 def propagate_graph(
     costs: Tensor, edges: Tensor, edge_costs: Tensor, *, max_iter: int = 10, damping: float = 0.0,
     temperature: float = 1.0,
-) -> GraphBeliefs:
+) -> Beliefs:
     """Sum-product (temperature > 0) or max-product (0) belief propagation.
 
     E(x) = sum_i costs[i, x_i] + sum_e edge_costs[e, x_i, x_j], P(x) = exp(-E(x) / T) / Z.
@@ -72,7 +43,7 @@ def propagate_graph(
     max_iter : how often every message is sent.
     damping : share of its old logarithm that a message keeps.
     """
-    settings = as_propagation(max_iter, damping, temperature)
+    settings = as_message_settings(max_iter, damping, temperature)
     check_costs(costs, "(B, N, L)", 3)
     _check_edges(edges, costs)
     n_edges = len(edges)
@@ -106,9 +77,9 @@ def propagate_graph(
         1, dtype=torch.float64
     )
     scale = settings.temperature or 1.0
-    return GraphBeliefs(
-        (beliefs - own[..., None]) / scale, (pairs - joint[..., None, None]) / scale,
-        log_partition.to(dtype), residuals,
+    return Beliefs(
+        (beliefs - own[..., None]) / scale, log_partition.to(dtype), residuals,
+        (pairs - joint[..., None, None]) / scale,
     )
 
 

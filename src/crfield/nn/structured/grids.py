@@ -3,7 +3,7 @@
 E(x) = sum_i costs[x_i, i] + sum_(i, j) pair(x_i, x_j) over neighbors along rows (horizontal) and
 columns (vertical). What neighbors cost is one of
 
-    a number w or a map (B or 1, H, W - 1)    w [x_i != x_j], Potts, in O(L) a message;
+    a number w or a map (B or 1, H, W - 1)    w [x_i != x_j], Potts, in O(L) per message;
     a table (L, L), or one for each edge, (B or 1, L, L, H, W - 1), the left label first;
 
 for vertical neighbors with (H - 1, W), the upper label first. Iterations send all messages at
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,9 @@ from crfield.nn.structured.inputs import (
     working_dtype,
 )
 from crfield.nn.structured.messages import (
-    Propagation,
-    as_propagation,
+    Beliefs,
+    MessageSettings,
+    as_message_settings,
     damped,
     send_potts,
     shifted,
@@ -47,35 +48,10 @@ _ROWS, _COLUMNS = 2, 3  # axes of the costs
 _AXES = (_COLUMNS, _ROWS)  # along which horizontal and vertical edges lead
 
 
-class GridBeliefs(NamedTuple):
-    """What belief propagation found.
-
-    log_beliefs : (B, L, H, W), logarithms of the marginals; at temperature 0 how much less good the
-        best labeling with each label is, 0 for the best and negative for all others.
-    log_partition : (B,), T log Z in the Bethe approximation.
-    residuals : (B,), by how much the last iteration changed a log message at most, before damping;
-        0 at a fixed point.
-    """
-
-    log_beliefs: Tensor
-    log_partition: Tensor
-    residuals: Tensor
-
-    @property
-    def marginals(self) -> Tensor:
-        """exp(log_beliefs), (B, L, H, W)."""
-        return self.log_beliefs.exp()
-
-    @property
-    def labels(self) -> Tensor:
-        """The label of largest belief of each pixel, (B, H, W)."""
-        return self.log_beliefs.argmax(1)
-
-
 def propagate_grid(
     costs: Tensor, horizontal: Tensor, vertical: Tensor, *, max_iter: int = 20,
     damping: float = 0.5, temperature: float = 1.0,
-) -> GridBeliefs:
+) -> Beliefs:
     """Sum-product (temperature > 0) or max-product (0) belief propagation, unrolled.
 
     E(x) = sum_i costs[x_i, i] + sum_(i, j) pair(x_i, x_j) over neighbors.
@@ -86,7 +62,7 @@ def propagate_grid(
     vertical : likewise in a column, with (H - 1, W), the upper label first.
     max_iter, damping : iterations send all messages at once and damp their logarithms.
     """
-    settings = as_propagation(max_iter, damping, temperature)
+    settings = as_message_settings(max_iter, damping, temperature)
     return _beliefs(_run_grid(*_as_problem(costs, horizontal, vertical), settings))
 
 
@@ -123,7 +99,7 @@ class GridCRF(nn.Module):
         self.n_labels = as_count(n_labels, "n_labels")
         self.pairwise = as_choice(pairwise, "pairwise", PAIRWISE)
         start = torch.tensor(as_scalar(weight, "weight"), dtype=torch.get_default_dtype())
-        self.settings = as_propagation(max_iter, damping, temperature)
+        self.settings = as_message_settings(max_iter, damping, temperature)
         self.unrolled = bool(unrolled)
         self.output = as_choice(output, "output", OUTPUTS)
         if self.pairwise == "tables":
@@ -141,7 +117,7 @@ class GridCRF(nn.Module):
 
     def infer(
         self, costs: Tensor, horizontal: Tensor | None = None, vertical: Tensor | None = None
-    ) -> GridBeliefs:
+    ) -> Beliefs:
         """Beliefs, log Z and residuals, all differentiable through the iterations."""
         problem = self._prepare(costs, horizontal, vertical)
         return _beliefs(_run_grid(*problem, self.settings))
@@ -297,7 +273,7 @@ class _Run:
 
 
 def _run_grid(
-    costs: Tensor, horizontal: Tensor, vertical: Tensor, settings: Propagation
+    costs: Tensor, horizontal: Tensor, vertical: Tensor, settings: MessageSettings
 ) -> _Run:
     """Flooding: every iteration sends all messages, damped on their logarithms."""
     pairs = (horizontal, vertical)
@@ -420,14 +396,14 @@ def _as_labels(labels: Tensor, costs: Tensor) -> Tensor:
     if tuple(labels.shape) != shape or labels.dtype.is_floating_point:
         raise InputError(
             f"labels must be whole numbers of shape {shape}, got {labels.dtype} of shape "
-            f"{tuple(labels.shape)}; give one label a pixel."
+            f"{tuple(labels.shape)}; give one label per pixel."
         )
     check_range(labels.long(), costs.shape[1])
     return labels.long()
 
 
-def _beliefs(run: _Run) -> GridBeliefs:
-    return GridBeliefs(run.log_beliefs, run.log_partition.to(run.beliefs.dtype), run.residuals)
+def _beliefs(run: _Run) -> Beliefs:
+    return Beliefs(run.log_beliefs, run.log_partition.to(run.beliefs.dtype), run.residuals)
 
 
 def _as_pair(values: Tensor, name: str, costs: Tensor, edges: tuple[int, int]) -> Tensor:

@@ -161,7 +161,7 @@ def check_labels(labels: Tensor, costs: Tensor, exists: Tensor | None) -> Tensor
     if labels.shape != costs.shape[:2] or labels.dtype.is_floating_point:
         raise InputError(
             f"labels must be whole numbers of shape {tuple(costs.shape[:2])}, got {labels.dtype} "
-            f"of shape {tuple(labels.shape)}; give one label a node."
+            f"of shape {tuple(labels.shape)}; give one label per node."
         )
     states = labels.long()
     if exists is not None:

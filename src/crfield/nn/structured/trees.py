@@ -3,7 +3,7 @@
 E(x) = sum_t costs[t, x_t] + sum_e edge_costs[e, x_parent, x_child]; P(x) = exp(-E(x)) / Z. All
 numbers are costs, the negatives of the scores that a network may give.
 
-costs : (B, T, L), a row of L labels a node.
+costs : (B, T, L), a row of L labels per node.
 edge_costs : (L, L) for all edges, (E, L, L) for each, or (B, E, L, L); rows are labels of the
     parent, on a chain of the node before.
 parents : (T,), the parent of each node, -1 for a root; None for a chain, where T - 1 edges join
@@ -48,7 +48,7 @@ def tree_log_partition(
 
     E(x) = sum_t costs[t, x_t] + sum_e edge_costs[e, x_parent, x_child].
 
-    costs : (B, T, L), a row of L labels a node.
+    costs : (B, T, L), a row of L labels per node.
     edge_costs : (L, L) for all edges, (E, L, L) for each, or (B, E, L, L); rows are labels of the
         parent, on a chain of the node before.
     parents : (T,), the parent of each node, -1 for a root; None for a chain. Edges are numbered as

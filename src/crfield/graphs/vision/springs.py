@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import InputError, check_memory
+from crfield._core.validate import InputError, as_array, as_count, check_memory
 from crfield.graphs.vision.distances import Doubles
 
 Indices = NDArray[np.int64]
@@ -14,6 +16,9 @@ Indices = NDArray[np.int64]
 DEPENDENCES = {
     "neither": (False, False), "own": (False, True), "parent": (True, False), "both": (True, True),
 }
+
+# Sums of squares of such positions are still numbers.
+LARGEST_POSITION = 1e100
 
 
 def fit_springs(
@@ -55,6 +60,39 @@ def fit_springs(
         # A wide Gaussian is a low one: without this it would win for being indifferent.
         transitions[held] += 0.5 * np.log(2 * np.pi * variances[held]).sum(-1)
     return offsets, 1 / (2 * variances), transitions
+
+
+def as_examples(
+    positions: Any, orientations: Any, n_orientations: Any, n_parts: int
+) -> tuple[Doubles, Indices, int]:
+    """Annotated positions (N, P, 2), NaN where a part was not seen, orientations (N, P), and K."""
+    places: Doubles = np.asarray(as_array(positions, "positions"), np.float64)
+    if places.ndim != 3 or places.shape[1:] != (n_parts, 2) or len(places) == 0:
+        raise InputError(
+            f"positions must have shape (N, {n_parts}, 2) with N >= 1 examples, got "
+            f"{places.shape}; give the row and column of each part."
+        )
+    if (np.abs(places) > LARGEST_POSITION).any():
+        raise InputError(
+            f"positions must be finite or NaN, and within {LARGEST_POSITION:g}, got one that is "
+            "not; use NaN for parts that were not seen."
+        )
+    turns = np.zeros(places.shape[:2], np.int64)
+    if orientations is not None:
+        turns = as_array(orientations, "orientations")
+    if turns.dtype.kind not in "iu" or turns.shape != places.shape[:2]:
+        raise InputError(
+            f"orientations must be whole numbers of shape {places.shape[:2]}, got {turns.dtype} "
+            f"of shape {turns.shape}; give one for each position."
+        )
+    largest = int(turns.max())
+    count = largest + 1 if n_orientations is None else as_count(n_orientations, "n_orientations")
+    if turns.min() < 0 or largest >= count:
+        raise InputError(
+            f"orientations must be at least 0 and less than n_orientations, {count}, got "
+            f"{turns.min()} to {largest}; number them from 0."
+        )
+    return places, turns.astype(np.int64), count
 
 
 def _moments(steps: Doubles, groups: Indices, n_groups: int) -> tuple[Doubles, Doubles]:
