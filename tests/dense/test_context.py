@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from crfield import Bilateral, DenseCRF, InputError, Pairwise, Potts, Spatial
 from crfield.dense.context import CONTEXTS, context_features, context_names
-from crfield.dense.losses import IntersectionOverUnion, LogLikelihood
 from crfield.dense.observation import observe
 from crfield.learning import Inference, learn
+from crfield.learning.losses import IntersectionOverUnion, LogLikelihood
 from crfield.learning.objective import DatasetObjective
 from crfield.learning.parameters import Parameters
 

@@ -8,15 +8,15 @@ import pytest
 from crfield import Diagonal, FeatureKernel, Potts, Symmetric
 from crfield.dense.filters import make_filter
 from crfield.dense.gradient import backpropagate, softmax_jacobian
-from crfield.dense.losses import (
+from crfield.dense.meanfield import run_parallel
+from crfield.dense.pairwise import Term
+from crfield.dense.problem import NativeProblem
+from crfield.learning.losses import (
     ExpectedHamming,
     IntersectionOverUnion,
     LogLikelihood,
     RobustLogLikelihood,
 )
-from crfield.dense.meanfield import run_parallel
-from crfield.dense.pairwise import Term
-from crfield.dense.problem import NativeProblem
 
 LOSSES = [LogLikelihood, RobustLogLikelihood, ExpectedHamming, IntersectionOverUnion]
 N, L, ITERATIONS = 9, 3, 4

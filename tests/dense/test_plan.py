@@ -15,12 +15,11 @@ from crfield._core import _native
 from crfield.dense import model as dense
 from crfield.dense.filters import ExactFilter, GridFilter, LatticeFilter, make_filter
 from crfield.dense.gradient import backpropagate
-from crfield.dense.inference import Inference as HowToInfer
-from crfield.dense.losses import LogLikelihood
 from crfield.dense.observation import observe
 from crfield.dense.pairwise import build_terms
 from crfield.dense.problem import FusedProblem, NativeProblem, make_problem
 from crfield.learning import Inference
+from crfield.learning.losses import LogLikelihood
 from crfield.learning.objective import unroll
 
 RNG = np.random.default_rng(0)
@@ -112,7 +111,7 @@ def test_what_a_plan_covers():
 
     def covered(algorithm, *terms, filter="auto"):
         crf = DenseCRF(3, terms)
-        settings = HowToInfer(filter=filter, threads=1)
+        settings = Inference(filter=filter, threads=1)
         built = build_terms(crf.terms, observation, np.dtype(np.float32), settings)
         return FusedProblem.covers(built, algorithm, 3)
 

@@ -1,4 +1,4 @@
-"""The losses as modules against `crfield.dense.losses`, and pair energies against all pairs."""
+"""The losses as modules against `crfield.learning.losses`, and pair energies against all pairs."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from torch_device import torch
 # isort: split
 from crfield import Bilateral, Inference, InputError, Pairwise, Potts, Spatial, Symmetric
 from crfield import nn as crf_nn
-from crfield.dense import losses
+from crfield.learning import losses
 
 MATRIX = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 1.5], [2.0, 1.5, 0.0]])
 

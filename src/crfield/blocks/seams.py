@@ -153,9 +153,7 @@ class SeamBound:
         self._seen = observation
         self._terms = []
         self._source = np.zeros(observation.n_variables)
-        built = build_terms(
-            model.terms, observation, dtype, inference
-        )
+        built = build_terms(model.terms, observation, dtype, inference)
         for pairwise, term in zip(model.terms, built, strict=True):
             operator = term.operator
             assert isinstance(operator, NativeFilter)

@@ -16,7 +16,9 @@ Array = Any  # of NumPy, or a tensor of torch
 
 def library_of(x: Array) -> Any:
     """The module of an array: numpy, or torch. Both know exp, log, sqrt, where, stack, clip, ..."""
-    return np if isinstance(x, np.ndarray | np.generic) else sys.modules["torch"]
+    if isinstance(x, np.ndarray) or isinstance(x, np.generic):  # noqa: SIM101, compiled graphs
+        return np
+    return sys.modules["torch"]
 
 
 def softmax(x: Array) -> Array:

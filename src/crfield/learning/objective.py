@@ -27,12 +27,12 @@ from crfield._core.validate import (
 )
 from crfield.dense.gradient import backpropagate
 from crfield.dense.inference import Inference
-from crfield.dense.losses import VOID, Loss, Totals
 from crfield.dense.meanfield import State, run_parallel
 from crfield.dense.model import DEFAULT_ALGORITHM, DenseCRF
 from crfield.dense.observation import observe
 from crfield.dense.pairwise import build_terms
 from crfield.dense.problem import FusedProblem, NativeProblem, Sweeps, center_costs, make_problem
+from crfield.learning.losses import VOID, Loss, Totals
 from crfield.learning.parameters import ModelGradient, Parameters
 from crfield.metrics import confusion_matrix
 

@@ -86,12 +86,12 @@ class NormalizedOperator:
 
     @property
     def pre(self) -> Array | None:
-        """What goes in is multiplied by."""
+        """What goes in is multiplied by, (N,)."""
         return self.scales[0]
 
     @property
     def post(self) -> Array | None:
-        """What comes out is multiplied by."""
+        """What comes out is multiplied by, (N,)."""
         return self.scales[1]
 
     @property
@@ -106,7 +106,7 @@ class NormalizedOperator:
     def plain_apply(
         self, x: Array, pre: Array | None, post: Array | None, out: Array | None = None
     ) -> Array:
-        """diag(post) K diag(pre) x for x (N, L)."""
+        """diag(post) K diag(pre) x for x (N, L), written to `out` (N, L) if that is given."""
         raise NotImplementedError
 
     def plain_diagonal(self) -> Array:
@@ -122,9 +122,8 @@ class NormalizedOperator:
     def gradient_and_transpose(
         self, u: Array, v: Array, out: Array | None
     ) -> tuple[Array, Array]:
-        """d sum(u * K~ v) / d features with the scales held fixed, and K~' u, as `apply` gives it.
-
-        Operators that need K~' u for the derivative override it.
+        """d sum(u * K~ v) / d features (N, D) with the scales held fixed, and K~' u (N, L), which
+        goes to `out` (N, L) or anew; u and v are (N, L).
         """
         return (
             self.plain_gradient(u, self.post, v, self.pre), self.apply_transpose(u, out)
@@ -302,7 +301,10 @@ class NativeFilter(NormalizedOperator):
         self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
         out: FloatArray | None = None,
     ) -> FloatArray:
-        """As for all operators; v_scale K(u_scale u) goes to `out` (N, L) if that is given."""
+        """As for all operators; v_scale K(u_scale u) goes to `out` (N, L) if that is given.
+
+        u and v are (N, L), u_scale and v_scale (N,) or None, what comes back is (N, D).
+        """
         raise NotImplementedError
 
     def gradient_and_transpose(

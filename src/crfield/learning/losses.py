@@ -69,7 +69,7 @@ class Loss:
         return float(totals[0] / max(totals[1], 1e-300))
 
     def log_gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
-        """q dL/dq (N, L) of one image, the gradient by log q, given the totals of all."""
+        """dL / d log q = q * dL/dq (N, L) of one image, given the totals of all, (2,) or (3 L,)."""
         raise NotImplementedError
 
     def _known(self, q: FloatArray, truth: Labels) -> tuple[Any, Any, NDArray[np.float64]]:
@@ -104,11 +104,11 @@ class PixelLoss(Loss):
     """L = sum_i w c(log q_i(T_i)) / sum_i w for a cost c of each pixel."""
 
     def costs(self, log_p: Array) -> Array:
-        """c (n,) of the logarithms of the true labels' marginals, arrays or tensors."""
+        """c (n,) of log_p (n,), the logarithms of the true labels' marginals; arrays or tensors."""
         raise NotImplementedError
 
     def slopes(self, log_p: FloatArray) -> FloatArray:
-        """dc / d log p (n,)."""
+        """dc / d log p (n,) at log_p (n,)."""
         raise NotImplementedError
 
     def totals(self, q: FloatArray, truth: Labels) -> Totals:
@@ -209,7 +209,8 @@ class IntersectionOverUnion(Loss):
     def parts(totals: Array, weights: Array | None) -> tuple[Array, Array, Array]:
         """i, u (1 where a label never occurs) and each label's share of the mean, all (L,).
 
-        totals : (3, L), arrays or tensors; weights : (L,) or None for ones.
+        totals : (3, L), arrays or tensors.
+        weights : (L,) or None for ones.
         """
         inside, union, count = totals
         library = library_of(count)

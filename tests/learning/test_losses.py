@@ -7,7 +7,7 @@ import pytest
 
 from crfield import InputError
 from crfield.dense.gradient import softmax_jacobian
-from crfield.dense.losses import (
+from crfield.learning.losses import (
     ExpectedHamming,
     IntersectionOverUnion,
     LogLikelihood,
