@@ -420,7 +420,7 @@ class TestCommand:
         image, labels, soft = self.files(tmp_path)
         for option, segmentation in (("labels", labels), ("soft", soft)):
             out = tmp_path / f"out_{option}.npy"
-            flag = "--labels" if option == "labels" else "--probs"
+            flag = "--labels" if option == "labels" else "--probabilities"
             code = self.run(
                 tmp_path / "image.npy", flag, tmp_path / f"{option}.npy", "--block", 30,
                 "--overlap", 6, "-o", out, "--marginals", "--json",
@@ -460,7 +460,7 @@ class TestCommand:
     ) -> None:
         image, *_ = self.files(tmp_path)
         pixels = image[..., 0].size
-        for flag, name in (("--labels", "labels"), ("--probs", "soft")):
+        for flag, name in (("--labels", "labels"), ("--probabilities", "soft")):
             files = (tmp_path / "image.npy", flag, tmp_path / f"{name}.npy", "--block", 30)
             out = ("-o", tmp_path / "o.npy", "--overlap", 4)
             assert self.run(*files, *out, "--max-pixels", pixels - 1) == 2

@@ -224,42 +224,6 @@ def test_the_grid_filter_as_a_matrix(shape, dtype):
         assert mass == pytest.approx(np.sqrt(2 * np.pi) * 2.3, rel=0.02)
 
 
-@pytest.mark.parametrize("shape", [(40,), (7, 9), (3, 4, 5)])
-def test_the_grid_filters_gradient_matches_differences(shape):
-    """d sum(u * K v) by the coordinates of one point, which moves alone along one axis."""
-    rng = np.random.default_rng(1)
-    features = Spatial(2.1).grid_features(observe(shape), np.dtype(np.float64))
-    n, dim = features.shape
-    u, v, s = rng.normal(size=(n, 3)), rng.normal(size=(n, 3)), rng.normal(size=n)
-    gradient = np.empty((n, dim))
-    operator = GridFilter(features, normalization="none")
-    operator.native.feature_gradient(u, None, v, None, gradient, None, 2)
-    by_diagonal = operator.plain_diagonal_gradient(s)
-
-    def values(axes):
-        moved = GridFilter(type(features)(axes, None, np.empty(0), features.dtype),
-                           normalization="none")
-        out = np.empty_like(v)
-        moved.native.apply(v, None, None, out, 1)
-        return (u * out).sum(), (s * moved.plain_diagonal()).sum()
-
-    step = 1e-6
-    for axis in range(dim):
-        place = len(features.axes[axis]) // 2
-        axes = [a.copy() for a in features.axes]
-        axes[axis][place] += step
-        above = values(tuple(axes))
-        axes[axis][place] -= 2 * step
-        below = values(tuple(axes))
-        chosen = np.unravel_index(np.arange(n), shape)[axis] == place
-        assert gradient[chosen, axis].sum() == pytest.approx(
-            (above[0] - below[0]) / (2 * step), rel=1e-5
-        )
-        assert by_diagonal[chosen, axis].sum() == pytest.approx(
-            (above[1] - below[1]) / (2 * step), rel=1e-5, abs=1e-8
-        )
-
-
 def test_which_filter_is_chosen():
     def chosen(kernel, grid, image=None, method="auto"):
         features = kernel.grid_features(observe(grid, image), np.dtype(np.float32))
