@@ -44,6 +44,7 @@ FIELDS = (
 def test_one_result_for_every_problem(name, temperature):
     problem = PROBLEMS[name]
     found = infer(problem, temperature=temperature, max_iter=100)
+    again = pickle.loads(pickle.dumps(infer(problem, temperature=temperature, max_iter=100)))
     assert isinstance(found, Result)
     assert found.problem is problem
     assert found.status is (Status.EXACT if name in EXACT else Status.CONVERGED)
@@ -52,9 +53,10 @@ def test_one_result_for_every_problem(name, temperature):
     assert found.status.name in repr(found)
     assert "<" in found._repr_html_()
     assert (found.energy is None) == (found.log_partition is None) == (name == "rays")
+    if temperature and name not in ("rays", "poses"):
+        np.testing.assert_array_equal(found.labels, found.marginals.argmax(1))
     if name != "rays":
         assert (found.log_partition >= -np.asarray(found.energy) - 1e-9).all()
-    again = pickle.loads(pickle.dumps(found))
     for field in FIELDS:
         np.testing.assert_array_equal(getattr(again, field), getattr(found, field))
 
@@ -73,10 +75,21 @@ def test_the_best_labels_have_the_least_energy_that_is_found(name):
 
 
 def test_a_status_names_its_remedy():
-    assert infer(PROBLEMS["loop"], max_iter=1).status is Status.MAX_ITER
-    assert infer(PROBLEMS["rays"], max_iter=1).status is Status.MAX_ITER
+    for name in ("loop", "grid", "rays"):
+        stopped = infer(PROBLEMS[name], max_iter=2)
+        assert stopped.status is Status.MAX_ITER
+        assert stopped.n_iter == 2
     differ = np.where(np.eye(2) > 0, np.inf, 0.0)  # two colors cannot go round three corners
     forbidden = best(FactorGraph(np.zeros((3, 2)), [TableFactors(LOOP, differ)]))
     assert forbidden.status is Status.FORBIDDEN
     for status in (Status.MAX_ITER, Status.FORBIDDEN):
         assert ";" in status.value
+
+
+def test_rounding_of_float32_grids_does_not_keep_them_from_converging():
+    rng = np.random.default_rng(0)
+    costs = (1e3 * rng.normal(size=(400, 4))).astype(np.float32)
+    weights = 1e3 * rng.random((20, 19))
+    found = infer(FactorGraph(costs, [GridFactors((20, 20), weights, weights.T)]), tol=1e-9)
+    assert found.converged
+    assert found.residuals[-1] > 1e-9

@@ -22,6 +22,7 @@ from crfield.nn import (
     tree_marginals,
     tree_nll,
 )
+from crfield.nn.structured.exact import _sum_chains
 from crfield.nn.structured.forests import (
     Structure,
     as_forest,
@@ -29,7 +30,6 @@ from crfield.nn.structured.forests import (
     minimize_forest,
     sum_forest,
 )
-from crfield.nn.structured.marginals import _sum_chains
 from refusal import refusal
 
 CHAIN = [-1, 0, 1, 2, 3]

@@ -165,8 +165,9 @@ class Result:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies have all that was found, but messages stay where they were computed."""
-        found = {name: getattr(self, name) for name in _FOUND}
-        return {**self.__dict__, **found, "messages": None}
+        for name in _FOUND:
+            getattr(self, name)  # is computed now and kept
+        return {**self.__dict__, "messages": None}
 
     def __repr__(self) -> str:
         steps = "" if self.exact else f"{self.n_iter} iterations, "

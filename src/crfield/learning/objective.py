@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -26,14 +25,14 @@ from crfield._core.validate import (
     available_memory,
     check_magnitude,
 )
-from crfield.dense.gradient import backpropagate, backpropagate_fused
+from crfield.dense.gradient import backpropagate
 from crfield.dense.inference import Inference
-from crfield.dense.inputs import center_costs
-from crfield.dense.losses import VOID, Loss, Totals
-from crfield.dense.meanfield import Problem, State, run_parallel
+from crfield.dense.meanfield import State, run_parallel
 from crfield.dense.model import DEFAULT_ALGORITHM, DenseCRF
 from crfield.dense.observation import observe
-from crfield.dense.plan import Plan, make_problem
+from crfield.dense.pairwise import build_terms
+from crfield.dense.problem import FusedProblem, NativeProblem, Sweeps, center_costs, make_problem
+from crfield.learning.losses import VOID, Loss, Totals
 from crfield.learning.parameters import ModelGradient, Parameters
 from crfield.metrics import confusion_matrix
 
@@ -90,7 +89,7 @@ class Unrolled:
     trace : the states, the start included, if they were kept.
     """
 
-    problem: Problem | Plan
+    problem: NativeProblem | FusedProblem
     features: FloatArray
     marginals: FloatArray
     trace: list[State]
@@ -138,19 +137,15 @@ def unroll(
     features = model.unary_features(raw, observation)
     costs = model.recalibrate(features).reshape(-1, model.n_labels)
     centered, _ = center_costs(costs, inference.threads)
-    terms = model.build_terms(
-        observation, raw.dtype, inference.filter, inference.filter_tol, inference.threads
-    )
+    terms = build_terms(model.terms, observation, raw.dtype, inference)
     problem = make_problem(
         centered, terms, inference.algorithm, inference.threads, keep_states=keep_states,
-        arena=arena, fused=fused and (not keep_states or inference.algorithm == "concave"),
+        watched=False, arena=arena, fused=fused,
     )
+    assert not isinstance(problem, Sweeps)
     trace: list[State] = []
     n_iter = inference.max_iter if terms else 0  # independent variables are done at the start
-    outcome = run_parallel(
-        problem, init=None, max_iter=n_iter, tol=-math.inf, guarded=False,
-        trace=trace if keep_states else None,
-    )
+    outcome = run_parallel(problem, max_iter=n_iter, trace=trace if keep_states else None)
     return Unrolled(problem, features.reshape(len(costs), -1), outcome.marginals, trace)
 
 
@@ -266,10 +261,8 @@ def _gradient(
 ) -> ModelGradient:
     terms = run.problem.terms
     widths = ["kernel" in learn] * len(terms)
-    if isinstance(run.problem, Plan):
-        found = backpropagate_fused(run.problem, run.trace, loss, truth, totals, widths=widths)
-    else:
-        found = backpropagate(run.problem, run.trace, loss, truth, totals, widths=widths)
+    by_log = loss.log_gradient(run.marginals, truth, totals)
+    found = backpropagate(run.problem, run.trace, by_log, widths=widths)
     n_labels = found.unary.shape[1]
     recalibration = np.zeros((n_labels, run.features.shape[1] + 1))
     if "unary" in learn:

@@ -76,9 +76,10 @@ class PoseResult(Result):
         if self.messages is None:
             return None
         tree, totals, ups, _ = self.messages
-        least = tree.spread(self.problem.costs, totals.copy(), ups, False, self.threads)
+        energy = self.energy  # before the messages it is read from are added to
+        least = tree.spread(self.problem.costs, totals, ups, False, self.threads)
         # A tree's own least energy is in it; those of the other trees are not.
-        least += self.energy - least.min((1, 2, 3), keepdims=True)
+        least += energy - least.min((1, 2, 3), keepdims=True)
         return least.reshape(self.problem.shape)
 
 

@@ -111,7 +111,8 @@ class Poses:
     body : the parts and springs.
     costs : (P, H, W), or (P, K, H, W) for K > 1 orientations; +inf rules a position out.
 
-    A label is the state of a part, (orientation * H + row) * W + column; see `places`.
+    A label is the state of a part, (orientation * H + row) * W + column; see `places`. Costs in
+    float64 are not copied: leave them as they are while results are read.
 
     Attributes
     ----------

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from crfield._core.validate import InputError, as_choice, as_count
-from crfield.nn.structured import marginals as _exact
+from crfield.nn.structured import exact
 from crfield.nn.structured.forests import Forest, as_forest
 from crfield.nn.structured.inputs import (
     REDUCTIONS,
@@ -82,7 +82,7 @@ def tree_nll(
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
     how = as_choice(reduction, "reduction", REDUCTIONS)
     # Both are large for long chains; their difference is formed in float64.
-    values = _energies(problem, labels) + _exact.log_partition(*problem)
+    values = _energies(problem, labels) + exact.log_partition(*problem)
     return reduce(values, how, problem.n_nodes).to(problem.costs.dtype)
 
 
@@ -95,7 +95,7 @@ def tree_marginals(
     Inputs as for `tree_log_partition`.
     """
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
-    return _exact.node_marginals(*problem)
+    return exact.node_marginals(*problem)
 
 
 def tree_edge_marginals(
@@ -107,7 +107,7 @@ def tree_edge_marginals(
     Inputs as for `tree_log_partition`.
     """
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
-    return _exact.marginals(*problem)[1]
+    return exact.marginals(*problem)[1]
 
 
 def tree_decode(
@@ -119,11 +119,11 @@ def tree_decode(
     Inputs as for `tree_log_partition`.
     """
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
-    return _exact.decode(*problem)
+    return exact.decode(*problem)
 
 
 def _log_partition(problem: TreeProblem) -> Tensor:
-    return _exact.log_partition(*problem).to(problem.costs.dtype)
+    return exact.log_partition(*problem).to(problem.costs.dtype)
 
 
 def _energies(problem: TreeProblem, labels: Tensor) -> Tensor:
