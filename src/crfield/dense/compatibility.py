@@ -110,7 +110,7 @@ class Diagonal(Compatibility):
         alpha = as_floats(self.alpha, "alpha", np.dtype(np.float64))
         if alpha.ndim != 1 or alpha.size == 0:
             raise InputError(
-                f"alpha must have one number a label, got shape {alpha.shape}; pass (L,)."
+                f"alpha must have one number per label, got shape {alpha.shape}; pass (L,)."
             )
         object.__setattr__(self, "alpha", alpha.copy())
 
@@ -127,7 +127,7 @@ class Diagonal(Compatibility):
     def check_size(self, n_labels: int) -> None:
         if len(self.alpha) != n_labels:
             raise InputError(
-                f"alpha must have {n_labels} numbers, one a label, got {len(self.alpha)}; "
+                f"alpha must have {n_labels} numbers, one per label, got {len(self.alpha)}; "
                 "match n_labels."
             )
 
@@ -145,7 +145,7 @@ class Symmetric(Compatibility):
         if mu.ndim != 2 or mu.shape[0] != mu.shape[1] or mu.size == 0:
             raise InputError(
                 f"compatibility must be a square matrix (L, L), got shape {mu.shape}; "
-                "give one row and one column a label."
+                "give one row and one column per label."
             )
         with np.errstate(over="ignore"):
             skew = np.abs(mu - mu.T)
