@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.cases import photo_case
-from crfield import Bilateral, Pairwise, Potts, Spatial, __version__
+from crfield import Bilateral, Inference, Pairwise, Potts, Spatial, __version__
 from crfield.nn import DenseCRF
 
 TERMS = (Pairwise(Spatial(3.0), Potts(3.0)), Pairwise(Bilateral(80.0, 13.0), Potts(10.0)))
@@ -36,8 +36,8 @@ def main() -> int:
         print("benchmarks/gpu.py needs a GPU", file=sys.stderr)
         return 1
     rows = []
-    for method, batch in (("auto", 1), ("auto", 8), ("exact", 1)):
-        rows.append(measure(method, batch, options.repeats))
+    for filter, batch in (("auto", 1), ("auto", 8), ("exact", 1)):
+        rows.append(measure(filter, batch, options.repeats))
         print(json.dumps(rows[-1]), flush=True)
     single = rows[0]["forward_ms"]
     figures = {
@@ -55,8 +55,8 @@ def main() -> int:
     return 0
 
 
-def measure(method: str, batch: int, repeats: int) -> dict[str, Any]:
-    """Median times and peak memory of one method and batch size, and its distance from the CPU."""
+def measure(filter: str, batch: int, repeats: int) -> dict[str, Any]:
+    """Median times and peak memory of one filter and batch size, and its distance from the CPU."""
     case = photo_case(SIZE, LABELS)
     image = torch.from_numpy(np.ascontiguousarray(np.moveaxis(case.image, -1, 0)))
     logits = torch.from_numpy(np.ascontiguousarray(np.moveaxis(-case.unary, -1, 0)))
@@ -64,8 +64,10 @@ def measure(method: str, batch: int, repeats: int) -> dict[str, Any]:
         torch.stack([x.roll(13 * k, -1) for k in range(batch)]).cuda() for x in (image, logits)
     )
     layer = DenseCRF(
-        LABELS, TERMS, n_iter=ITERATIONS, method=method, output="marginals",
-        tol=1e-5 if method == "exact" else 0.0,
+        LABELS, TERMS, output="marginals",
+        inference=Inference(
+            filter=filter, filter_tol=1e-5 if filter == "exact" else 0.0, max_iter=ITERATIONS
+        ),
     ).cuda()
 
     def forward() -> torch.Tensor:
@@ -81,16 +83,18 @@ def measure(method: str, batch: int, repeats: int) -> dict[str, Any]:
         layer(differentiable, images).square().sum().backward()
 
     found = forward()
-    cpu = DenseCRF(LABELS, TERMS, n_iter=ITERATIONS, method="auto", output="marginals")
+    cpu = DenseCRF(
+        LABELS, TERMS, inference=Inference(max_iter=ITERATIONS), output="marginals"
+    )
     with torch.no_grad():
         wanted = cpu(inputs[:1].cpu(), images[:1].cpu())
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     forward()
     peak = torch.cuda.max_memory_allocated() - before
-    slow = method == "exact"
+    slow = filter == "exact"
     row = {
-        "method": method, "batch": batch,
+        "filter": filter, "batch": batch,
         "difference_from_cpu_lattice": float((found[:1].cpu() - wanted).abs().mean()),
         "forward_ms": median_ms(forward, 5 if slow else repeats),
         "peak_forward_mb": peak / 1e6,

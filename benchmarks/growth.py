@@ -19,7 +19,9 @@ from benchmarks.measure import (
     times,
 )
 from crfield.dense.filters import GridFilter, TableFilter
+from crfield.dense.inference import Inference
 from crfield.dense.observation import observe
+from crfield.dense.pairwise import build_terms
 from experiments.common import STANDARD
 
 FLOAT_BYTES, INDEX_BYTES = 4, 4
@@ -161,7 +163,9 @@ def table_sizes(case: Case) -> list[TableSize]:
     observation = observe(case.unary.shape[:-1], case.image)
     model = STANDARD.model(case.n_labels)
     sizes = []
-    for term in model.build_terms(observation, np.dtype(np.float32), "auto", 0.0, 1):
+    for term in build_terms(
+        model.terms, observation, np.dtype(np.float32), Inference(threads=1)
+    ):
         kernel = term.operator
         assert isinstance(kernel, TableFilter)
         dim = kernel.n_features

@@ -18,6 +18,7 @@ import copy
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from crfield import Bilateral, Pairwise, Potts, Spatial, Symmetric
+from crfield import Bilateral, Inference, Pairwise, Potts, Spatial, Symmetric
 from crfield.datasets import synthetic_scenes
 from crfield.metrics import confusion_matrix, mean_iou
 from crfield.nn import DenseCRF
@@ -51,7 +52,7 @@ class Segmenter(nn.Module):
         # A matrix of its own for the colors: which labels may lie side by side is learned.
         self.crf = DenseCRF(N_LABELS, [
             Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(8.0, 60.0), Symmetric(differ)),
-        ], n_iter=TRAINING_UPDATES, threads=torch.get_num_threads())
+        ], inference=Inference(max_iter=TRAINING_UPDATES, threads=torch.get_num_threads()))
 
     def forward(self, colors: Tensor, *, with_crf: bool = True) -> Tensor:
         logits: Tensor = self.net(colors / 127.5 - 1.0)
@@ -81,11 +82,12 @@ def train(
 @torch.no_grad()
 def predict(model: Segmenter, colors: Tensor, n_updates: int) -> Tensor:
     """Labels (N, H, W) after so many updates; after none they are the network's own."""
-    model.crf.n_iter = n_updates
+    trained = model.crf.inference
+    model.crf.inference = replace(trained, max_iter=n_updates)
     found = [
         model(some, with_crf=n_updates > 0).argmax(1) for some in colors.split(4)
     ]
-    model.crf.n_iter = TRAINING_UPDATES
+    model.crf.inference = trained
     return torch.cat(found)
 
 

@@ -1,8 +1,8 @@
 """How far the layer's fast sums are from sums over all pairs of pixels, and what each costs.
 
 A photo that ships with the package, and probabilities as a coarse and noisy network would give
-them, go through the same layer twice: with `method="exact"` every pair of pixels counts, with
-`method="auto"` a grid and a lattice stand in for them. On a CPU the photo is made small first,
+them, go through the same layer twice: with `filter="exact"` every pair of pixels counts, with
+`filter="auto"` a grid and a lattice stand in for them. On a CPU the photo is made small first,
 since the pairs grow with the square of its pixels; a GPU takes it as it is.
 """
 
@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from crfield import Inference
 from crfield.datasets import load_sample, noisy_probabilities, sample_names
 from crfield.nn import DenseCRF
 from crfield.show.pictures import colorize, side_by_side
@@ -63,11 +64,10 @@ def main() -> None:
     image = torch.from_numpy(photo).permute(2, 0, 1)[None].to(device)
     logits = torch.from_numpy(probabilities).log().permute(2, 0, 1)[None].to(device)
     marginals, seconds = {}, {}
-    for method in ("exact", "auto"):
-        layer = DenseCRF(
-            sample.n_labels, method=method, output="marginals", threads=options.threads
-        ).to(device)
-        marginals[method], seconds[method] = run(layer, logits, image)
+    for filter in ("exact", "auto"):
+        inference = Inference(filter=filter, threads=options.threads)
+        layer = DenseCRF(sample.n_labels, inference=inference, output="marginals").to(device)
+        marginals[filter], seconds[filter] = run(layer, logits, image)
 
     apart = (marginals["exact"] - marginals["auto"]).abs()
     worst = apart.amax(1)[0] / apart.max().clamp_min(1e-30)

@@ -36,7 +36,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from crfield import Bilateral, Pairwise, Potts, Spatial
+from crfield import Bilateral, Inference, Pairwise, Potts, Spatial
 from crfield.datasets import FolderDataset, synthetic_scenes
 from crfield.metrics import confusion_matrix, mean_iou
 from crfield.nn import DenseCRF, LogLikelihood
@@ -265,7 +265,9 @@ def starting_layer(n_labels: int, spatial: float, bilateral: tuple[float, float]
     terms = [
         Pairwise(Spatial(spatial), Potts(1.0)), Pairwise(Bilateral(*bilateral), Potts(2.0))
     ]
-    return DenseCRF(n_labels, terms, n_iter=5, threads=torch.get_num_threads())
+    return DenseCRF(
+        n_labels, terms, inference=Inference(max_iter=5, threads=torch.get_num_threads())
+    )
 
 
 def draw(

@@ -20,8 +20,8 @@ from sklearn.linear_model import LogisticRegression
 
 from crfield import unary_from_logits
 from crfield._core.atomic import atomic_path
-from crfield.dense.losses import VOID, class_weights
 from crfield.dense.observation import rgb_to_lab
+from crfield.learning.losses import VOID, class_weights
 from experiments.common import Float32, Labels, load_image, load_labels
 
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the means around a pixel, in pixels

@@ -26,11 +26,11 @@ from crfield._core.validate import (
 )
 from crfield.dense.compatibility import Potts
 from crfield.dense.inference import Inference
-from crfield.dense.losses import VOID
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
 from crfield.learning import FAMILIES, LearningReport
 from crfield.learning import learn as learn_parameters
+from crfield.learning.losses import VOID
 from crfield.learning.objective import check_joblib, settle
 from crfield.learning.start import of_family
 from crfield.metrics import as_label_map, confusion_matrix, mean_iou

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crfield import Bilateral, DenseCRF, InputError, Pairwise, Potts, Spatial
+from crfield import Bilateral, DenseCRF, Inference, InputError, Pairwise, Potts, Spatial
 from crfield.dense.context import CONTEXTS, context_features, context_names
-from crfield.dense.losses import IntersectionOverUnion, LogLikelihood
 from crfield.dense.observation import observe
-from crfield.learning import Inference, learn
+from crfield.learning import learn
+from crfield.learning.losses import IntersectionOverUnion, LogLikelihood
 from crfield.learning.objective import DatasetObjective
 from crfield.learning.parameters import Parameters
 
@@ -136,7 +136,7 @@ def test_points_without_a_grid_have_positions():
     (lambda: DenseCRF(L, recalibration=np.eye(L, L + 2)), "3 rows and 4 columns"),
     (lambda: DenseCRF(L, recalibration=np.eye(L + 1, 9), context="color"), "3 rows and more"),
     (lambda: random_model().with_context(), "looks at presence, position, color already"),
-    (lambda: random_model().infer(scene(channels=4).image, scene().unary), "19 numbers a variable"),
+    (lambda: random_model().infer(scene(channels=4).image, scene().unary), "19 numbers per var"),
     (lambda: random_model().infer(None, scene().unary), "image must be given"),
 ])
 def test_misuse_is_refused(make, words):

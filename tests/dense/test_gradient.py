@@ -7,14 +7,16 @@ import pytest
 
 from crfield import Diagonal, FeatureKernel, Potts, Symmetric
 from crfield.dense.filters import make_filter
-from crfield.dense.gradient import backpropagate
-from crfield.dense.losses import (
+from crfield.dense.gradient import backpropagate, softmax_jacobian
+from crfield.dense.meanfield import run_parallel
+from crfield.dense.pairwise import Term
+from crfield.dense.problem import NativeProblem
+from crfield.learning.losses import (
     ExpectedHamming,
     IntersectionOverUnion,
     LogLikelihood,
     RobustLogLikelihood,
 )
-from crfield.dense.meanfield import Problem, Term, run_parallel
 
 LOSSES = [LogLikelihood, RobustLogLikelihood, ExpectedHamming, IntersectionOverUnion]
 N, L, ITERATIONS = 9, 3, 4
@@ -45,10 +47,7 @@ def forward(parameters, compatibilities, algorithm, method, normalization, shift
         if free is not None and free[0] == m:
             compatibility, weight = Symmetric(free[1]), 1.0
         terms.append(Term(make_filter(features, kernel, method), compatibility, weight))
-    problem = Problem(
-        parameters["unary"], terms, self_pairs=algorithm == "concave",
-        convex_self_pairs=algorithm == "cccp", threads=1, keep_states=True,
-    )
+    problem = NativeProblem(parameters["unary"], terms, algorithm, 1, keep_states=True)
     trace = [problem.start(None)]
     for _ in range(ITERATIONS):
         trace.append(problem.step(trace[-1], shift))
@@ -94,7 +93,7 @@ def test_the_lattice_is_differentiated_itself(algorithm, family):
 @pytest.mark.parametrize("family", ["potts", "symmetric"])
 def test_the_safeguards_shift_is_held_fixed(algorithm, family, monkeypatch):
     monkeypatch.setattr(
-        "crfield.dense.filters.base.NormalizedFilter.spectral_bound", lambda operator: 1.3
+        "crfield.dense.filters.base.NormalizedOperator.spectral_bound", lambda operator: 1.3
     )
     check(algorithm, family, RobustLogLikelihood(), "exact", "symmetric", shift=0.25)
 
@@ -104,7 +103,8 @@ def check(algorithm, family, loss, method, normalization, shift=0.0):
     setup = (algorithm, method, normalization, shift)
     problem, trace = forward(parameters, compatibilities, *setup)
     totals = loss.totals(trace[-1].marginals, truth)
-    found = backpropagate(problem, trace, loss, truth, totals, widths=[True, True])
+    by_log = loss.log_gradient(trace[-1].marginals, truth, totals)
+    found = backpropagate(problem, trace, by_log, widths=[True, True])
 
     def with_unary(unary):
         return loss_of(loss, truth, {**parameters, "unary": unary}, compatibilities, *setup)
@@ -158,8 +158,7 @@ def test_given_start_takes_no_gradient_from_the_unary():
     trace = []
     run_parallel(problem, init=q, max_iter=1, tol=0.0, guarded=False, trace=trace)
     totals = loss.totals(trace[-1].marginals, truth)
-    found = backpropagate(
-        problem, trace, loss, truth, totals, widths=[False, False], from_unary=False
-    )
-    assert np.allclose(found.unary, loss.softmax_gradient(trace[-1].marginals, truth, totals))
+    by_log = loss.log_gradient(trace[-1].marginals, truth, totals)
+    found = backpropagate(problem, trace, by_log, widths=[False, False], from_unary=False)
+    assert np.allclose(found.unary, softmax_jacobian(trace[-1].marginals, by_log))
     assert found.features == [None, None]

@@ -22,8 +22,8 @@ from crfield import (
     Spatial,
     Symmetric,
 )
-from crfield.dense import files as modelfile
 from crfield.dense.files import VERSION
+from crfield.io import models
 from refusal import refusal
 from small_problem import FEATURES, IMAGE
 
@@ -200,7 +200,7 @@ def rewrite(path, change):
     content = json.loads(header["__metadata__"]["crfield"])
     document = change(content["model"], tensors)
     if not isinstance(document, str):
-        content["sha256"] = modelfile._digest(content["model"], tensors)
+        content["sha256"] = models._digest(content["model"], tensors)
         document = json.dumps(content)
     path.write_bytes(save_tensors(tensors, {"crfield": document}))
 

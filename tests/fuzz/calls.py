@@ -11,8 +11,8 @@ import numpy as np
 
 import crfield
 from crfield import DenseCRF, InferenceResult
-from crfield.dense.filters import METHODS, make_filter
-from crfield.dense.meanfield import ALGORITHMS
+from crfield.dense.filters import FILTERS, make_filter
+from crfield.dense.inference import ALGORITHMS
 from tests.fuzz.values import FLOAT_TYPES, WHOLE_TYPES, WRONG_ARRAYS, WRONG_COUNTS, Array, Maker
 
 # What the library lets a free energy rise by, as a share of |F| + N log L.
@@ -75,7 +75,7 @@ def make_infer(maker: Maker) -> Call:
     if algorithm == "sequential" and n > 150:
         algorithm = "concave"
     options: dict[str, Any] = {
-        **data, "algorithm": algorithm, "filter": maker.word(METHODS),
+        **data, "algorithm": algorithm, "filter": maker.word(FILTERS),
         "filter_tol": maker.pick([0.0, 0.0, 1e-5, 0.01]), "max_iter": maker.count(0, 5),
         "tol": maker.pick([0.0, 1e-3, 1e-6]), "threads": maker.count(1, 3),
         "layout": "channels_first" if first else "channels_last",
@@ -109,7 +109,7 @@ def make_energy(maker: Maker) -> Call:
     data, model = _data_and_model(maker, grid, n_labels)
     labels = maker.formed(maker.rng.integers(0, n_labels + maker.odd(0.2), grid))
     unary, image = maker.array((*grid, n_labels)), data.pop("image")
-    options = {**data, "filter": maker.word(METHODS), "threads": maker.count(1, 3)}
+    options = {**data, "filter": maker.word(FILTERS), "threads": maker.count(1, 3)}
     return Call(
         lambda: model.energy(image, labels, unary, **options),
         lambda energy: require(math.isfinite(energy), f"an energy of {energy}"),
@@ -216,8 +216,8 @@ def make_operator(maker: Maker) -> Call:
     if maker.odd(0.03):
         kernel = maker.pick([None, "gaussian", 3])
     options = {
-        "method": maker.word(METHODS), "threads": maker.count(1, 3),
-        "tol": maker.number(1e-9, 0.9) if maker.chance(0.2) else 0.0,
+        "filter": maker.word(FILTERS), "threads": maker.count(1, 3),
+        "filter_tol": maker.number(1e-9, 0.9) if maker.chance(0.2) else 0.0,
     }
     n_columns, seed = maker.count(1, 9), int(maker.rng.integers(2**31))
 

@@ -17,9 +17,9 @@ from safetensors.numpy import load, save
 
 from crfield import DenseCRF, datasets
 from crfield._core import checkpoints
-from crfield.dense.files import _digest
 from crfield.graphs import FactorGraph, read_evidence, read_uai, table_factors, write_uai
 from crfield.io.images import read_image, read_labels, read_probabilities, write_labels
+from crfield.io.models import _digest
 from crfield.patterns import PatternCRF, PatternInputs, Patterns, learn_patterns
 from tests.fuzz.calls import Call, require
 from tests.fuzz.mutations import damaged, falsified_text, falsify

@@ -13,6 +13,7 @@ from crfield import (
     DenseCRF,
     Diagonal,
     FeatureKernel,
+    Inference,
     Pairwise,
     Potts,
     Spatial,
@@ -148,8 +149,8 @@ def test_bad_models():
         assert "DenseCRF.load" in refusal(crf_nn.DenseCRF.from_model, wrong)
     tent = DenseCRF(3, [Pairwise(Spatial(2.0, shape="tent"), Potts(1.0))])
     assert "Gaussian" in refusal(crf_nn.DenseCRF.from_model, tent)
-    assert 'method="exact"' in refusal(
-        crf_nn.DenseCRF.from_model, tent, learn=(), method="lattice"
+    assert 'filter="exact"' in refusal(
+        crf_nn.DenseCRF.from_model, tent, learn=(), inference=Inference(filter="lattice")
     )
     for wrong in (3, DenseCRF(3, TERMS)):
         assert "DenseCRF.from_model" in refusal(crf_nn.PairwiseEnergy, wrong)

@@ -7,24 +7,25 @@ from torch_device import DEVICE, torch
 
 pytest.importorskip("triton")
 
-from crfield import Bilateral, Diagonal, Pairwise, Potts, Spatial
+from crfield import Bilateral, Diagonal, Inference, Pairwise, Potts, Spatial
 from crfield import nn as crf_nn
-from crfield.nn.dense.choice import build_operator
-from crfield.nn.dense.fused_run import FusedRun
-from crfield.nn.dense.tensor_run import TensorRun
+from crfield.nn.dense.operators import build_operator
+from crfield.nn.dense.passes import FusedRun
+from crfield.nn.dense.run import TensorRun
 from crfield.nn.ops.grid import triton as _grid_kernels
 from crfield.nn.ops.grid.reference import Grid, GridLayout
 from crfield.nn.ops.tables import steps as _step_kernels
 
 
-def both_runs(terms, shape, n_iter, *, checkpoint=False, output="marginals", method="lattice"):
+def both_runs(terms, shape, max_iter, *, recompute=False, output="marginals", filter="lattice"):
     """The readable run and the fused one on the same operators."""
     n_images, n_labels, n_channels, *grid = shape
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(2.0 * rng.normal(size=(n_images, n_labels, *grid))).to(DEVICE)
     image = torch.from_numpy(255.0 * rng.random((n_images, n_channels, *grid))).to(DEVICE)
     layer = crf_nn.DenseCRF(
-        n_labels, terms, method=method, n_iter=n_iter, checkpoint=checkpoint, output=output
+        n_labels, terms, inference=Inference(filter=filter, max_iter=max_iter),
+        recompute=recompute, output=output,
     ).to(DEVICE)
     given = torch.from_numpy(rng.normal(size=(n_images, int(np.prod(grid)), n_labels))).to(DEVICE)
     unary, features, compatibilities, settings = layer.prepare(logits.float(), image.float(), None)
@@ -47,7 +48,7 @@ def check(results, tolerance=2e-4):
     pairs = {
         "marginals": (fused.marginals, readable.marginals), "unary": (found.unary, wanted.unary),
     }
-    for m, values in enumerate(zip(found.compatibilities, wanted.compatibilities, strict=True)):
+    for m, values in enumerate(zip(found.compatibility, wanted.compatibility, strict=True)):
         pairs[f"compatibility {m}"] = values
     for m, values in enumerate(zip(found.features, wanted.features, strict=True)):
         pairs[f"features {m}"] = values
@@ -72,10 +73,10 @@ def test_two_terms(shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("output", ["logits", "marginals"])
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_one_term_and_options(output, checkpoint):
+@pytest.mark.parametrize("recompute", [False, True])
+def test_one_term_and_options(output, recompute):
     terms = [Pairwise(Bilateral(4.0, 60.0, normalization="none"), Diagonal([0.1, 0.2, 0.05]))]
-    check(both_runs(terms, (2, 3, 1, 3, 4), 2, output=output, checkpoint=checkpoint))
+    check(both_runs(terms, (2, 3, 1, 3, 4), 2, output=output, recompute=recompute))
 
 
 def test_no_iterations():
@@ -85,9 +86,9 @@ def test_no_iterations():
 @pytest.mark.slow
 def test_grid_of_nodes_and_lattice_together(monkeypatch):
     """`auto` takes the grid from some thousand points on; here from the first."""
-    monkeypatch.setattr("crfield.nn.dense.choice.SMALL", 0)
+    monkeypatch.setattr("crfield.nn.dense.operators.SMALL", 0)
     terms = [Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(4.0, 60.0), Potts(2.0))]
-    results = both_runs(terms, (2, 5, 1, 4, 5), 2, method="auto")
+    results = both_runs(terms, (2, 5, 1, 4, 5), 2, filter="auto")
     assert isinstance(results[1][0]._plain[0], Grid)
     check(results)
 

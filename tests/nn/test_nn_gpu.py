@@ -8,7 +8,7 @@ from torch_device import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from crfield import Bilateral, Diagonal, Pairwise, Potts, Spatial, Symmetric
+from crfield import Bilateral, Diagonal, Inference, Pairwise, Potts, Spatial, Symmetric
 from crfield import nn as crf_nn
 
 SHAPES = [  # images, labels, channels, grid
@@ -73,10 +73,12 @@ def all_errors(found, wanted):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("method", ["lattice", "auto"])
-def test_lattice_and_grid_agree_with_the_core(shape, method):
+@pytest.mark.parametrize("filter", ["lattice", "auto"])
+def test_lattice_and_grid_agree_with_the_core(shape, filter):
     logits, image = make_inputs(*shape)
-    layer = crf_nn.DenseCRF(shape[1], TERMS, method=method, output="marginals", n_iter=5)
+    layer = crf_nn.DenseCRF(
+        shape[1], TERMS, inference=Inference(filter=filter), output="marginals"
+    )
     wanted = run(layer, logits, image, "cpu", torch.float32)
     found = run(layer, logits, image, "cuda", torch.float32)
     assert float((found["out"] - wanted["out"]).abs().max()) < 1e-3
@@ -89,7 +91,9 @@ def test_lattice_and_grid_agree_with_the_core(shape, method):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_exact_sums_agree_with_float64(shape):
     logits, image = make_inputs(*shape)
-    layer = crf_nn.DenseCRF(shape[1], TERMS, method="exact", output="marginals", n_iter=3)
+    layer = crf_nn.DenseCRF(
+        shape[1], TERMS, inference=Inference(filter="exact", max_iter=3), output="marginals"
+    )
     wanted = run(layer, logits, image, "cpu", torch.float64)
     found = run(layer, logits, image, "cuda", torch.float32)
     errors = all_errors(found, wanted)
@@ -104,8 +108,8 @@ def test_every_algorithm(algorithm, output, gradient):
     logits, image = make_inputs(2, 4, 3, (49, 52))
     terms = [*TERMS, Pairwise(Spatial([4.0, 5.0]), Diagonal([1.0, 0.5, 2.0, 1.0]))]
     layer = crf_nn.DenseCRF(
-        4, terms, algorithm=algorithm, output=output, gradient=gradient,
-        n_iter=5 if gradient == "unrolled" else 50,
+        4, terms, output=output, gradient=gradient,
+        inference=Inference(algorithm, max_iter=5 if gradient == "unrolled" else 50),
     )
     wanted = run(layer, logits, image, "cpu", torch.float64)
     found = run(layer, logits, image, "cuda", torch.float32)

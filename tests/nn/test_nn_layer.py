@@ -19,6 +19,7 @@ from crfield import (
     DenseCRF,
     Diagonal,
     FeatureKernel,
+    Inference,
     InputError,
     Pairwise,
     Potts,
@@ -26,13 +27,14 @@ from crfield import (
     Symmetric,
 )
 from crfield import nn as crf_nn
+from crfield.dense.problem import solve_self_pairs
 from crfield.nn.dense import function as _function
-from crfield.nn.dense.choice import build_operator
-from crfield.nn.dense.native_run import NativeRun
-from crfield.nn.dense.tensor_run import TensorRun, solve_self_pairs
+from crfield.nn.dense.operators import build_operator
+from crfield.nn.dense.run import NativeRun, TensorRun
 
 ALGORITHMS = ("concave", "cccp", "parallel")
 MATRIX = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 1.5], [2.0, 1.5, 0.0]])
+EXACT = Inference(filter="exact", max_iter=2)
 POTTS_TERMS = (
     Pairwise(Spatial(2.0), Potts(1.5)), Pairwise(Bilateral(4.0, 60.0), Potts(2.0), weight=0.7)
 )
@@ -67,10 +69,10 @@ def check_gradients(layer, *inputs, fast=False, **keywords):
 @pytest.mark.parametrize("gradient", ["unrolled", "implicit"])
 def test_gradients_by_everything(algorithm, output, gradient):
     # A fixed point needs enough updates to be one.
-    n_iter = 3 if gradient == "unrolled" else 60
+    max_iter = 3 if gradient == "unrolled" else 60
     layer = crf_nn.DenseCRF(
-        3, POTTS_TERMS, method="exact", algorithm=algorithm, output=output, gradient=gradient,
-        n_iter=n_iter,
+        3, POTTS_TERMS, inference=Inference(algorithm, "exact", max_iter=max_iter), output=output,
+        gradient=gradient,
     ).double()
     check_gradients(layer, *some_batch(grid=(3, 4)), fast=gradient == "implicit")
 
@@ -84,7 +86,8 @@ def test_gradients_by_a_matrix_and_covariances(algorithm):
         Pairwise(Bilateral(covariance=covariance), Diagonal([1.0, 2.0, 0.5])),
         Pairwise(Spatial([2.0, 3.0], normalization="none"), Potts(0.1)),
     ]
-    layer = crf_nn.DenseCRF(3, terms, method="exact", algorithm=algorithm, n_iter=2).double()
+    inference = Inference(algorithm, "exact", max_iter=2)
+    layer = crf_nn.DenseCRF(3, terms, inference=inference).double()
     check_gradients(layer, *some_batch(n_images=1))
 
 
@@ -93,7 +96,8 @@ def test_gradients_by_unsymmetric_kernels():
         Pairwise(Spatial(2.0, normalization=normalization), Potts(1.0))
         for normalization in ("before", "after")
     ]
-    layer = crf_nn.DenseCRF(2, terms, method="exact", algorithm="parallel", n_iter=2).double()
+    inference = Inference("parallel", "exact", max_iter=2)
+    layer = crf_nn.DenseCRF(2, terms, inference=inference).double()
     check_gradients(layer, some_batch(2)[0])
 
 
@@ -101,15 +105,14 @@ def test_gradients_by_unsymmetric_kernels():
 def test_gradients_in_one_and_three_dimensions(grid, n_channels):
     terms = [Pairwise(Bilateral(3.0, 70.0), Potts(2.0))]
     layer = crf_nn.DenseCRF(
-        2, terms, n_iter=2, method="exact", spacing=[1.0, 2.0, 0.5][: len(grid)]
+        2, terms, inference=EXACT, spacing=[1.0, 2.0, 0.5][: len(grid)]
     ).double()
     check_gradients(layer, *some_batch(2, grid, n_channels=n_channels))
 
 
 def test_gradients_by_named_features():
     layer = crf_nn.DenseCRF(
-        2, [Pairwise(FeatureKernel("depth", 2, sigma=[0.5, 1.0]), Potts(2.0))], n_iter=2,
-        method="exact",
+        2, [Pairwise(FeatureKernel("depth", 2, sigma=[0.5, 1.0]), Potts(2.0))], inference=EXACT,
     ).double()
     logits, _ = some_batch(2)
     depth = torch.randn(2, 2, 4, 5, dtype=torch.float64, requires_grad=True)
@@ -125,7 +128,8 @@ def test_gradients_by_named_features():
 def test_gradients_through_the_lattice(algorithm):
     """Piecewise smooth: the seed keeps the points away from the borders of their simplices."""
     terms = [Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(4.0, 60.0), Potts(2.0))]
-    layer = crf_nn.DenseCRF(3, terms, method="lattice", algorithm=algorithm, n_iter=2).double()
+    inference = Inference(algorithm, "lattice", max_iter=2)
+    layer = crf_nn.DenseCRF(3, terms, inference=inference).double()
     logits, image = some_batch()
     # Positions themselves lie on borders; a width that no multiple of hits moves them off.
     with torch.no_grad():
@@ -135,12 +139,12 @@ def test_gradients_through_the_lattice(algorithm):
 
 
 def test_broken_gradient_is_noticed(monkeypatch):
-    layer = crf_nn.DenseCRF(3, POTTS_TERMS, method="exact", n_iter=2).double()
+    layer = crf_nn.DenseCRF(3, POTTS_TERMS, inference=EXACT).double()
     whole = NativeRun.backward
 
     def halved(self, given, widths):
         found = whole(self, given, widths)
-        found.compatibilities = [0.5 * g for g in found.compatibilities]
+        found.compatibility = [0.5 * g for g in found.compatibility]
         return found
 
     monkeypatch.setattr(NativeRun, "backward", halved)
@@ -153,7 +157,9 @@ def test_broken_gradient_is_noticed(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_same_numbers_as_the_model(method, dtype):
     model = DenseCRF(3, [*POTTS_TERMS, Pairwise(Bilateral(9, 30, color_space="lab"), Potts(1.0))])
-    layer = crf_nn.DenseCRF.from_model(model, method=method, output="marginals").to(dtype)
+    layer = crf_nn.DenseCRF.from_model(
+        model, inference=Inference(filter=method), output="marginals"
+    ).to(dtype)
     logits, image = some_batch(grid=(48, 50), dtype=dtype)
     found = layer(logits, image)
     for k in range(2):
@@ -189,8 +195,10 @@ def test_to_model_and_back():
             atol=1e-6,
         )
     assert (model.algorithm, model.max_iter) == ("concave", 5)
-    again = crf_nn.DenseCRF.from_model(replace(model, max_iter=2), algorithm="parallel")
-    assert (again.algorithm, again.n_iter) == ("parallel", 2)
+    again = crf_nn.DenseCRF.from_model(
+        replace(model, max_iter=2), inference=Inference("parallel")
+    )
+    assert (again.inference.algorithm, again.inference.max_iter) == ("parallel", 2)
     again = crf_nn.DenseCRF.from_model(model).double()
     for a, b in zip(layer.parameters(), again.parameters(), strict=True):
         np.testing.assert_allclose(a.detach(), b.detach(), atol=1e-6)
@@ -218,14 +226,14 @@ def run_both(layer, logits, image, given):
 def test_tensor_runs_agree_with_the_compiled_core(algorithm, method, output):
     terms = [*POTTS_TERMS, Pairwise(Spatial([3.0, 4.0]), Diagonal([1.0, 0.5, 2.0]))]
     layer = crf_nn.DenseCRF(
-        3, terms, method=method, algorithm=algorithm, output=output, n_iter=3
+        3, terms, inference=Inference(algorithm, method, max_iter=3), output=output
     ).double()
     logits, image = some_batch(grid=(49, 43) if method == "auto" else (9, 11))
     given = torch.randn(2, logits[0, 0].numel(), 3, dtype=torch.float64)
     (native, wanted), (tensor, found) = run_both(layer, logits, image, given)
     torch.testing.assert_close(tensor.marginals, native.marginals, atol=1e-10, rtol=1e-8)
     torch.testing.assert_close(found.unary, wanted.unary, atol=1e-9, rtol=1e-7)
-    for a, b in zip(found.compatibilities, wanted.compatibilities, strict=True):
+    for a, b in zip(found.compatibility, wanted.compatibility, strict=True):
         torch.testing.assert_close(a, b, atol=1e-8, rtol=1e-7)
     for a, b in zip(found.features, wanted.features, strict=True):
         torch.testing.assert_close(a.reshape(b.shape), b, atol=1e-8, rtol=1e-6)
@@ -247,7 +255,7 @@ def test_self_pairs_are_solved():
 
 def test_implicit_gradients_far_from_a_fixed_point_are_refused():
     terms = [Pairwise(Spatial(3.0), Potts(8.0)), Pairwise(Bilateral(20.0, 60.0), Potts(10.0))]
-    layer = crf_nn.DenseCRF(3, terms, n_iter=1, gradient="implicit")
+    layer = crf_nn.DenseCRF(3, terms, inference=Inference(max_iter=1), gradient="implicit")
     logits, image = some_batch(grid=(12, 13), dtype=torch.float32)
     with pytest.raises(RuntimeError, match="not reached a fixed point"):
         layer((0.1 * logits).requires_grad_(), image).square().sum().backward()
@@ -259,7 +267,7 @@ def test_nothing_is_remembered_that_has_changed():
     logits, image = some_batch(dtype=torch.float32)
     for change in (
         lambda: layer.terms[0].weight.data.add_(1.0), lambda: setattr(layer, "spacing", (3.0,)),
-        lambda: setattr(layer, "algorithm", "cccp"),
+        lambda: setattr(layer, "inference", Inference("cccp", max_iter=5)),
     ):
         with torch.no_grad():
             before = layer(logits, image)
@@ -297,7 +305,9 @@ def test_images_of_whole_numbers_have_the_scale_of_arrays(dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["unrolled", "implicit"])
 def test_no_updates_at_all(gradient):
-    layer = crf_nn.DenseCRF(3, POTTS_TERMS, n_iter=0, gradient=gradient).double()
+    layer = crf_nn.DenseCRF(
+        3, POTTS_TERMS, inference=Inference(max_iter=0), gradient=gradient
+    ).double()
     check_gradients(layer, *some_batch(n_images=1), fast=True)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     logits, image = some_batch()
@@ -360,7 +370,7 @@ def test_results_may_be_written_to():
     for gradient in ("unrolled", "implicit"):
         layer = crf_nn.DenseCRF(
             3, [Pairwise(Spatial(2.0), Potts(0.5))], output="marginals", gradient=gradient,
-            n_iter=20,
+            inference=Inference(max_iter=20),
         )
         layer(logits.clone().requires_grad_(), image).add_(0.3).sum().backward()
 
@@ -370,11 +380,11 @@ def test_half_precision_parameters():
     assert torch.isfinite(layer(some_batch(dtype=torch.float32)[0])).all()
 
 
-def test_checkpoints_change_nothing():
+def test_computing_again_changes_nothing():
     logits, image = some_batch(dtype=torch.float32)
     found = []
-    for checkpoint in (False, True):
-        layer = crf_nn.DenseCRF(3, POTTS_TERMS, checkpoint=checkpoint)
+    for recompute in (False, True):
+        layer = crf_nn.DenseCRF(3, POTTS_TERMS, recompute=recompute)
         x = logits.clone().requires_grad_()
         layer(x, image).square().sum().backward()
         found.append([x.grad, *(p.grad for p in layer.parameters())])
@@ -436,13 +446,14 @@ def test_compiled_inference_keeps_nothing():
 def test_many_compiled_runs_before_the_way_back():
     """More than wait: the others are computed again."""
     layer = torch.compile(
-        crf_nn.DenseCRF(2, POTTS_TERMS, n_iter=2), backend="aot_eager", fullgraph=True
+        crf_nn.DenseCRF(2, POTTS_TERMS, inference=Inference(max_iter=2)), backend="aot_eager",
+        fullgraph=True,
     )
     batches = [some_batch(2, seed=k, dtype=torch.float32) for k in range(4)]
     inputs = [logits.requires_grad_() for logits, _ in batches]
     outputs = [layer(x, image) for x, (_, image) in zip(inputs, batches, strict=True)]
     sum(out.square().sum() for out in outputs).backward()
-    plain = crf_nn.DenseCRF(2, POTTS_TERMS, n_iter=2)
+    plain = crf_nn.DenseCRF(2, POTTS_TERMS, inference=Inference(max_iter=2))
     for x, (_, image) in zip(inputs, batches, strict=True):
         y = x.detach().clone().requires_grad_()
         plain(y, image).square().sum().backward()
@@ -451,12 +462,12 @@ def test_many_compiled_runs_before_the_way_back():
 
 _DISTRIBUTED = """
 import sys, torch
-from crfield import Pairwise, Potts, Spatial
+from crfield import Inference, Pairwise, Potts, Spatial
 from crfield.nn import DenseCRF
 rank = int(sys.argv[1])
 torch.distributed.init_process_group(
     "gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-layer = DenseCRF(2, [Pairwise(Spatial(2.0), Potts(1.0))], threads=1)
+layer = DenseCRF(2, [Pairwise(Spatial(2.0), Potts(1.0))], inference=Inference(threads=1))
 wrapped = torch.nn.parallel.DistributedDataParallel(layer)
 logits = torch.randn(2, 2, 5, 6, generator=torch.Generator().manual_seed(0))
 wrapped(logits[rank : rank + 1]).square().sum().backward()
@@ -488,10 +499,13 @@ def test_two_processes_share_gradients(tmp_path):
 def test_learns_the_widths_it_was_made_with():
     """Gradient descent on the output of another layer finds that layer's parameters."""
     logits, image = some_batch(2, (12, 14), dtype=torch.float32)
-    truth = crf_nn.DenseCRF(2, [Pairwise(Bilateral(3.0, 50.0), Potts(2.0))], method="exact")
+    inference = Inference(filter="exact")
+    truth = crf_nn.DenseCRF(
+        2, [Pairwise(Bilateral(3.0, 50.0), Potts(2.0))], inference=inference
+    )
     wanted = truth(logits, image).exp().detach()
     layer = crf_nn.DenseCRF(
-        2, [Pairwise(Bilateral(5.0, 80.0), Potts(1.0))], method="exact",
+        2, [Pairwise(Bilateral(5.0, 80.0), Potts(1.0))], inference=inference,
         learn=("compatibility", "kernel"),
     )
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
@@ -509,13 +523,11 @@ def test_learns_the_widths_it_was_made_with():
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"n_iter": -1}, "n_iter"),
-    ({"algorithm": "fast"}, "algorithm"),
-    ({"method": "grid"}, "method"),
+    ({"inference": 5}, "inference"),
+    ({"inference": Inference("sequential")}, "algorithm"),
     ({"output": "probabilities"}, "output"),
     ({"gradient": "none"}, "gradient"),
     ({"learn": ("everything",)}, "learn"),
-    ({"tol": 2.0}, "tol"),
     ({"spacing": -1.0}, "spacing"),
     ({"terms": [Pairwise(Spatial(2.0), Potts(-1.0))]}, "negative"),
     ({"terms": [Pairwise(Spatial(2.0), Potts(1.0), weight=-1.0)]}, "negative"),
@@ -574,3 +586,12 @@ def test_without_torch_the_extra_is_named():
         [sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True
     )
     assert "pip install 'crfield[torch]'" in found.stdout
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"max_iter": -1}, "max_iter"), ({"algorithm": "fast"}, "algorithm"),
+    ({"filter": "grid"}, "filter"), ({"filter_tol": 2.0}, "filter_tol"),
+])
+def test_bad_settings_of_inference_are_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        crf_nn.DenseCRF(3, inference=Inference(**change))

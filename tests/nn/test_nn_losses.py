@@ -1,4 +1,4 @@
-"""The losses as modules against `crfield.dense.losses`, and pair energies against all pairs."""
+"""The losses as modules against `crfield.learning.losses`, and pair energies against all pairs."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,9 @@ import pytest
 from torch_device import torch
 
 # isort: split
-from crfield import Bilateral, InputError, Pairwise, Potts, Spatial, Symmetric
+from crfield import Bilateral, Inference, InputError, Pairwise, Potts, Spatial, Symmetric
 from crfield import nn as crf_nn
-from crfield.dense import losses
+from crfield.learning import losses
 
 MATRIX = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 1.5], [2.0, 1.5, 0.0]])
 
@@ -53,7 +53,7 @@ def test_bad_arguments_are_refused():
 def test_pair_energy_is_the_sum_over_all_pairs(compatibility):
     logits, _, image = some_batch()
     terms = [Pairwise(Bilateral(4.0, 60.0, normalization="none"), compatibility, weight=0.5)]
-    crf = crf_nn.DenseCRF(3, terms, method="exact", algorithm="parallel").double()
+    crf = crf_nn.DenseCRF(3, terms, inference=Inference("parallel", "exact")).double()
     q = torch.softmax(logits, 1).numpy()
     mu = 0.5 * compatibility.matrix(3)
     rows, columns = np.mgrid[:4, :5]
@@ -77,7 +77,7 @@ def test_gradients_of_pair_energies(normalization):
         Pairwise(Spatial(2.0), Potts(1.0)),
         Pairwise(Bilateral(4.0, 60.0, normalization=normalization), Symmetric(MATRIX)),
     ]
-    crf = crf_nn.DenseCRF(3, terms, method="exact", algorithm="parallel").double()
+    crf = crf_nn.DenseCRF(3, terms, inference=Inference("parallel", "exact")).double()
     energy = crf_nn.PairwiseEnergy(crf)
     names = [name for name, _ in energy.named_parameters()]
 

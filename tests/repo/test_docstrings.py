@@ -18,7 +18,7 @@ MODULES = (
     "crfield.estimators", "crfield.dense.filters", "crfield.graphcut",
     "crfield.graphcut.results", "crfield.datasets.ellipses", "crfield.datasets.words",
     "crfield.graphs",
-    "crfield.dense.kernels", "crfield.learning", "crfield.dense.losses",
+    "crfield.dense.kernels", "crfield.learning", "crfield.learning.losses",
     "crfield.metrics", "crfield.nn",
     "crfield.patterns", "crfield.show.pictures", "crfield.unary.costs",
     "crfield.patterns.variability",
@@ -63,8 +63,8 @@ FORMULAS = {
         ray_messages sample soft_distance_transform""",
     "crfield.dense.kernels": "Bilateral FeatureKernel Kernel.is_symmetric Spatial",
     "crfield.learning": "DatasetObjective approximate_likelihood generative_kernel learn",
-    "crfield.dense.losses": """ExpectedHamming IntersectionOverUnion LogLikelihood
-        Loss.softmax_gradient RobustLogLikelihood class_weights softmax_jacobian""",
+    "crfield.learning.losses": """ExpectedHamming IntersectionOverUnion LogLikelihood
+        Loss.log_gradient RobustLogLikelihood class_weights""",
     "crfield.metrics": "class_accuracy iou_per_label pixel_accuracy",
     "crfield.nn": """ChainCRF DenseCRF ExpectedHamming GridCRF IntersectionOverUnion LogLikelihood
         PairwiseEnergy RobustLogLikelihood TreeCRF expected_depth_error propagate_graph

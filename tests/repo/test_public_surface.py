@@ -19,6 +19,7 @@ from crfield import (
     DenseCRF,
     Diagonal,
     FeatureKernel,
+    Inference,
     InputError,
     Pairwise,
     Potts,
@@ -30,14 +31,14 @@ from crfield import (
     patterns,
 )
 from crfield.compat.pydensecrf import utils
-from crfield.learning import Inference, Parameters
+from crfield.learning import Parameters
 from crfield.show import pictures
 
 MODULES = (
     "crfield", "crfield.compat.pydensecrf.densecrf", "crfield.compat.pydensecrf.utils",
     "crfield.datasets", "crfield.estimators", "crfield.graphcut", "crfield.graphs",
-    "crfield.learning", "crfield.dense.losses", "crfield.metrics", "crfield.nn", "crfield.patterns",
-    "crfield.show.pictures", "crfield.patterns.variability",
+    "crfield.learning", "crfield.learning.losses", "crfield.metrics", "crfield.nn",
+    "crfield.patterns", "crfield.show.pictures", "crfield.patterns.variability",
 )
 RNG = np.random.default_rng(3)
 GRID = (6, 7)
@@ -137,7 +138,7 @@ def one_sentence(error):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("wrong", NOT_ARRAYS, ids=lambda wrong: type(wrong).__name__)
-@pytest.mark.parametrize("module", [name for name in MODULES if name != "crfield.dense.losses"])
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "crfield.learning.losses"])
 def test_arguments_of_no_use_get_a_sentence(module, wrong):
     """Every public function and class, called with things that are nothing to it."""
     failures = []

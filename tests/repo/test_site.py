@@ -118,7 +118,7 @@ def test_every_public_name_is_in_the_reference(name):
 
 @pytest.mark.parametrize(
     "module",
-    ["app", "datasets", "dense.filters", "dense.losses", "graphcut", "graphs", "learning",
+    ["app", "datasets", "dense.filters", "learning.losses", "graphcut", "graphs", "learning",
      "metrics", "nn", "patterns", "show.pictures"],
 )
 def test_every_public_module_is_in_the_reference(module):

@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.threads import thread_count
 from crfield._core.validate import FloatArray, InputError, as_scalar
 from crfield.blocks.parts import Block
-from crfield.dense.filters.base import NormalizedFilter
+from crfield.dense.filters.base import NativeFilter
 from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Kernel, Spatial
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import Observation, observe
+from crfield.dense.pairwise import build_terms
 
 Vector = NDArray[np.float64]
 
@@ -153,13 +153,10 @@ class SeamBound:
         self._seen = observation
         self._terms = []
         self._source = np.zeros(observation.n_variables)
-        built = model.build_terms(
-            observation, dtype, inference.filter, inference.filter_tol,
-            thread_count(inference.threads),
-        )
+        built = build_terms(model.terms, observation, dtype, inference)
         for pairwise, term in zip(model.terms, built, strict=True):
             operator = term.operator
-            assert isinstance(operator, NormalizedFilter)
+            assert isinstance(operator, NativeFilter)
             mu = pairwise.compatibility.matrix(model.n_labels)
             eta = abs(pairwise.weight) * float(np.ptp(mu, axis=0).max())
             beyond, least = tails(pairwise.kernel, block, whole, observation.spacing)
@@ -272,5 +269,6 @@ def _envelope(kernel: Kernel, grid_dim: int, spacing: Any) -> Vector:
     return widths * math.sqrt(grid_dim) if mixed else widths
 
 
-def _applied(operator: NormalizedFilter, x: Vector) -> Vector:
-    return operator.apply(x[:, None].astype(operator.dtype))[:, 0].astype(np.float64)
+def _applied(operator: NativeFilter, x: Vector) -> Vector:
+    applied: FloatArray = operator.apply(x[:, None].astype(operator.dtype))[:, 0]
+    return applied.astype(np.float64)

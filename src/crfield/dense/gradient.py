@@ -12,170 +12,220 @@ own b^(0). The shift of the safeguard is held fixed.
 
     A = qq' - diag(q)                                             softmax updates (KK13 eq. 13)
     A = -(H^-1 - H^-1 11' H^-1 / 1'H^-1 1), H = diag(1/q) - M     cccp, M = sum_m s^(m) mu^(m)
+
+What comes in and what goes from one iteration to the one before is h = q g, the gradient by log q:
+with it no A divides by a marginal, which may be 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from crfield._core.validate import FloatArray
-from crfield.dense.losses import Labels, Loss, Totals, softmax_jacobian
-from crfield.dense.meanfield import Problem, State, Term
-from crfield.dense.plan import Plan
+from crfield.dense.meanfield import State
+from crfield.dense.namespace import Array, library_of, row_dots, zeros
+from crfield.dense.problem import FusedProblem, NativeProblem, Problem
+
+# Steps back at a fixed point: until b is this small beside the first one, at most so many.
+_FIXED_TOL = {4: 1e-6, 8: 1e-12}
+_FIXED_STEPS = 500
+_FIXED_GROWTH, _FIXED_ENOUGH = 1e3, 1e-2  # where it is given up, and what will still do
 
 
-@dataclass(frozen=True)
+@dataclass
 class Gradients:
-    """dL by what the model makes of its parameters on one image.
+    """dL by what the model makes of its parameters on one image, or on a batch.
 
     unary : (N, L).
     compatibility : for each term dL / d(w mu), (L, L), entries taken as independent.
     features : for each term dL / d(scaled features), (N, D), or None where not asked for.
     """
 
-    unary: FloatArray
-    compatibility: Sequence[FloatArray]
-    features: Sequence[FloatArray | None]
+    unary: Array
+    compatibility: Sequence[Array]
+    features: Sequence[Array | None]
 
 
-def backpropagate_fused(
-    plan: Plan, trace: Sequence[State], loss: Loss, truth: Labels, totals: Totals, *,
-    widths: Sequence[bool],
-) -> Gradients:
-    """`backpropagate` through the softmax updates of a plan."""
-    n_labels = plan.unary.shape[1]
-    unary = plan.arena.like(plan.unary)
-    compatibility = np.zeros((len(plan.terms), n_labels, n_labels))
-    b: FloatArray | None = loss.softmax_gradient(trace[-1].stored, truth, totals)
-    plan.want_features(widths)
-    for state in reversed(trace):
-        plan.step_back(state, b, state is trace[-1], unary, compatibility)
-        b = None
-    moved = len(trace) > 1
-    features = [plan.feature_gradient(m) if w and moved else None for m, w in enumerate(widths)]
-    return Gradients(unary, list(compatibility), features)
+class WayBack(Protocol):
+    """What the loop of `go_back` needs: it adds up what b says of everything."""
+
+    def step(self, b: Array, old: State, new: State) -> Array:
+        """Add what b^(t) of `new` says; b^(t-1) of `old`, None where it is known elsewhere."""
+
+    def finish(self, b: Array, start: State) -> None:
+        """Add what b^(0) of a start softmax(-u) says of the unary."""
+
+
+def go_back(back: WayBack, trace: Sequence[State], b: Array, *, from_unary: bool = True) -> None:
+    """Go from b of the last state to the start, the one loop of the way back."""
+    for t in range(len(trace) - 1, 0, -1):
+        b = back.step(b, trace[t - 1], trace[t])
+    if from_unary:
+        back.finish(b, trace[0])
 
 
 def backpropagate(
-    problem: Problem,
-    trace: Sequence[State],
-    loss: Loss,
-    truth: Labels,
-    totals: Totals,
-    *,
-    widths: Sequence[bool],
-    from_unary: bool = True,
+    problem: Problem | FusedProblem, trace: Sequence[State], by_log: Array, *,
+    widths: Sequence[bool], from_unary: bool = True,
 ) -> Gradients:
     """Go back through the states of `trace` (kept by `problem`).
 
+    by_log : q dL/dq (N, L) at the last marginals, the gradient by their logarithms.
     widths : for each term, whether the gradient by its features is wanted.
     from_unary : whether q^(0) is softmax(-u), False if it was given.
     """
-    n_labels = problem.unary.shape[1]
-    arena = problem.arena
-    unary = np.zeros_like(problem.unary)
-    compatibility = [np.zeros((n_labels, n_labels)) for _ in problem.terms]
-    by_features = [
-        t.operator.start_gradient() if wanted else None
-        for t, wanted in zip(problem.terms, widths, strict=True)
-    ]
-    last = trace[-1]
-    is_softmax = len(trace) == 1 or not problem.shifts(last.shift)
-    g: FloatArray | None = None  # dL/dq of the state at hand; the last one may skip it
-    b = loss.softmax_gradient(last.stored, truth, totals) if is_softmax else None
-    pushed, spare = arena.like(unary), arena.like(unary)
-    for t in range(len(trace) - 1, 0, -1):
-        old, new = trace[t - 1], trace[t]
-        shifts = problem.shifts(new.shift)
-        if b is None:
-            if g is None:
-                g = loss.gradient(new.stored, truth, totals)
-            b = apply_jacobian(problem, new.stored, g, shifts)
-        unary += b
-        g = arena.like(b)
-        g.fill(0.0)
-        for m, term in enumerate(problem.terms):
-            _push(b, term, pushed)
-            gradient = by_features[m]
-            if gradient is None:
-                term.operator.apply_transpose(pushed, out=spare)
-            else:
-                gradient.add(pushed, old.stored, old.filtered[m], spare)
-            g += spare
-            compatibility[m] += b.T @ old.filtered[m]
-            diagonal, strength = problem.diagonals[m], problem.strengths[m]
-            inside = _self_strength(strength, shifts[m] if shifts else 0.0, b)  # with q_new
-            beside = inside  # with q_old, in e beside K q_old
-            if diagonal is not None:
-                beside = -diagonal[:, None] if inside is None else inside - diagonal[:, None]
-            if beside is not None:
-                g += beside * pushed
-                compatibility[m] += (beside * b).T @ old.stored
-            if inside is not None:
-                compatibility[m] -= (inside * b).T @ new.stored
-            if gradient is not None and diagonal is not None:
-                # k_ii stands in Psi with q_old, and in s as well with q_old - q_new.
-                owner = new.stored if strength is not None else old.stored
-                gradient.add_diagonal(-np.einsum("il,il->i", pushed, owner))
-        b = None
-    if from_unary:
-        if b is None:
-            assert g is not None
-            b = softmax_jacobian(trace[0].stored, g)
-        unary += b
-    moved = len(trace) > 1
-    features = [gradient.total() if gradient and moved else None for gradient in by_features]
-    return Gradients(unary, compatibility, features)
+    widths = [w and len(trace) > 1 for w in widths]
+    if isinstance(problem, FusedProblem):
+        b = softmax_jacobian(trace[-1].stored, by_log)
+        fused = _FusedBack(problem, widths, trace[-1])
+        go_back(fused, trace, b)
+        return fused.total()
+    back = _ReadableBack(problem, widths)
+    b = apply_jacobian(problem, trace[-1], by_log)
+    go_back(back, trace, b, from_unary=from_unary)
+    return back.total()
 
 
-def _push(b: FloatArray, term: Term, out: FloatArray) -> None:
-    """w b mu; rows of b sum to 0, so that mu = -diag(a) up to a constant needs no product."""
-    n_labels = b.shape[1]
-    attraction = term.compatibility.attraction(n_labels)
-    if attraction is not None:
-        np.multiply(b, (-term.weight * attraction).astype(b.dtype), out=out)
-    else:
-        mu = (term.weight * term.compatibility.matrix(n_labels)).astype(b.dtype)
-        np.matmul(b, mu, out=out)
+def backpropagate_fixed_point(
+    problem: Problem, state: State, by_log: Array, *, widths: Sequence[bool]
+) -> Gradients:
+    """The gradient where further updates would change nothing, v = B (g + Psi v).
+
+    state : the last one, by an update; the others as for `backpropagate`.
+    """
+    back = _ReadableBack(problem, widths)
+    b = apply_jacobian(problem, state, by_log)
+    largest = left = float(abs(b).max()) if len(b) else 0.0
+    for _ in range(_FIXED_STEPS):
+        b = back.step(b, state, state)
+        left = float(abs(b).max()) if len(b) else 0.0
+        if left <= _FIXED_TOL[b.dtype.itemsize] * largest:
+            break
+        if not left <= _FIXED_GROWTH * largest:  # True for NaN as well
+            raise _not_settled()
+    if left > _FIXED_ENOUGH * largest:
+        raise _not_settled()
+    return back.total()
 
 
-def _self_strength(
-    strength: FloatArray | None, shift: float, like: FloatArray
-) -> FloatArray | None:
-    """s as a column (N, 1), or None where it is zero."""
-    if strength is None and shift == 0.0:
-        return None
-    column = np.full((len(like), 1), shift, like.dtype)
-    return column if strength is None else column + strength[:, None]
-
-
-def apply_jacobian(
-    problem: Problem, q: FloatArray, g: FloatArray, shifts: Sequence[float]
-) -> FloatArray:
-    """A g, the gradient by e of an update that ended at q; no shifts mean a softmax."""
-    if not shifts:
-        return softmax_jacobian(q, g)
-    strengths = [
-        np.broadcast_to(shift + (0.0 if s is None else s), (len(q),))
-        for s, shift in zip(problem.strengths, shifts, strict=True)
-    ]
-    if not problem.coupled:
-        alpha = np.zeros_like(q)
-        for strength, attraction in zip(strengths, problem.update_mu, strict=True):
-            alpha += strength[:, None] * attraction
-        h = q / (1.0 + alpha * q)
-        return np.asarray(h * ((h * g).sum(1, keepdims=True) / h.sum(1, keepdims=True) - g))
-    # H^-1 = D (I - D M D)^-1 D with D = diag(sqrt q), which stays finite where q vanishes.
-    root = np.sqrt(q)
-    matrices = sum(
-        s[:, None, None] * mu for s, mu in zip(strengths, problem.update_mu, strict=True)
+def _not_settled() -> RuntimeError:
+    return RuntimeError(
+        "the implicit gradient does not settle: inference has not reached a fixed point; use more "
+        'iterations, smaller weights or gradient="unrolled"'
     )
-    inner = np.eye(q.shape[1]) - root[:, :, None] * matrices * root[:, None, :]
-    right = np.stack([root * g, root], axis=-1)
-    solved = root[:, :, None] * np.linalg.solve(inner, right)
+
+
+class _ReadableBack:
+    """The way back operator by operator, on arrays or tensors."""
+
+    def __init__(self, problem: Problem, widths: Sequence[bool]) -> None:
+        self._problem = problem
+        n_labels = problem.unary.shape[1]
+        self._unary = library_of(problem.unary).zeros_like(problem.unary)
+        self._by_mu = [zeros(problem.unary, n_labels, n_labels) for _ in problem.terms]
+        self._features = [
+            term.operator.start_gradient() if wanted else None
+            for term, wanted in zip(problem.terms, widths, strict=True)
+        ]
+        self._sum, self._part, self._spare = (problem.buffer() for _ in range(3))
+
+    def step(self, b: Array, old: State, new: State) -> Array:
+        self._unary += b
+        if not self._by_mu:
+            return library_of(b).zeros_like(b)
+        g = self._through_term(0, b, old, new, self._sum)
+        for m in range(1, len(self._by_mu)):
+            g += self._through_term(m, b, old, new, self._part)
+        g *= old.stored
+        return apply_jacobian(self._problem, old, g)
+
+    def finish(self, b: Array, start: State) -> None:
+        self._unary += b
+
+    def total(self) -> Gradients:
+        return Gradients(
+            self._unary, self._by_mu, [None if f is None else f.total() for f in self._features]
+        )
+
+    def _through_term(
+        self, m: int, b: Array, old: State, new: State, out: Array | None
+    ) -> Array:
+        """A term's share of dL/dq_old, adding up what b says of its mu and features."""
+        problem, term, by_mu, gradient = (
+            self._problem, self._problem.terms[m], self._by_mu[m], self._features[m]
+        )
+        assert new.shift is not None
+        if gradient is None:
+            filtered = term.operator.apply_transpose(b, out=self._spare)
+            by_mu += filtered.T @ old.stored
+            g = term.times_mu(filtered, out=out)
+        else:
+            pushed = term.times_mu(b, out=self._spare)
+            filtered = problem.filtered(old, m)
+            by_mu += b.T @ filtered
+            g = gradient.add(pushed, old.stored, filtered, out=out)
+            if problem.diagonals[m] is not None:
+                # k_ii stands in Psi with q_old, and in s as well with q_old - q_new.
+                owner = new.stored if problem.algorithm == "cccp" else old.stored
+                gradient.add_diagonal(-row_dots(pushed, owner))
+        beside = problem.beside(m, new.shift)
+        if beside is not None:  # with q_old, in e beside K q_old
+            own = beside * b
+            by_mu += own.T @ old.stored
+            g += term.times_mu(own)
+        if not problem.is_softmax(new.shift):  # s with q_new
+            by_mu -= (problem.inside(m, new.shift) * b).T @ new.stored
+        return g
+
+
+class _FusedBack:
+    """The way back through the softmax updates of a fused problem, whose core keeps b."""
+
+    def __init__(self, problem: FusedProblem, widths: Sequence[bool], last: State) -> None:
+        n_labels = problem.unary.shape[1]
+        self._problem, self._widths, self._last = problem, widths, last
+        self._unary = problem.buffer()
+        self._by_mu = np.zeros((len(problem.terms), n_labels, n_labels))
+        problem.want_features(widths)
+
+    def step(self, b: Array, old: State, new: State) -> None:
+        self._problem.step_back(new, b, new is self._last, self._unary, self._by_mu)
+
+    def finish(self, b: Array, start: State) -> None:
+        self._problem.step_back(start, b, start is self._last, self._unary, self._by_mu)
+
+    def total(self) -> Gradients:
+        features = [
+            self._problem.feature_gradient(m) if w else None for m, w in enumerate(self._widths)
+        ]
+        return Gradients(self._unary, list(self._by_mu), features)
+
+
+def softmax_jacobian(q: Array, by_log: Array) -> Array:
+    """(qq' - diag(q)) g by rows (KK13 eq. 13), from h = q g (N, L)."""
+    return q * by_log.sum(1)[:, None] - by_log
+
+
+def apply_jacobian(problem: Problem, state: State, by_log: Array) -> Array:
+    """A g (N, L), the gradient by the energies of the update that led to a state, from h = q g."""
+    q = state.stored
+    if state.shift is None or problem.is_softmax(state.shift):
+        return softmax_jacobian(q, by_log)
+    if not problem.coupled:
+        share = 1.0 / (1.0 + problem.alpha(state.shift) * q)
+        h, part = q * share, by_log * share
+        return h * (part.sum(1) / h.sum(1))[:, None] - part
+    # H^-1 g = (I - diag(q) M)^-1 h, which stays finite where q vanishes.
+    assert isinstance(problem, NativeProblem)
+    matrices = sum(
+        np.reshape(problem.inside(m, state.shift), (-1, 1, 1)) * mu
+        for m, mu in enumerate(problem.update_mu)
+    )
+    inner = np.eye(q.shape[1]) - q[:, :, None] * matrices
+    solved = np.linalg.solve(inner, np.stack([by_log, q], axis=-1))
     with_g, with_one = solved[..., 0], solved[..., 1]
     level = with_g.sum(1, keepdims=True) / with_one.sum(1, keepdims=True)
     return np.asarray(with_one * level - with_g, dtype=q.dtype)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from crfield._core.threads import thread_count
 from crfield._core.validate import InputError, as_choice, as_count, as_scalar
-from crfield.dense.filters import METHODS
-from crfield.dense.meanfield import ALGORITHMS
+from crfield.dense.filters import FILTERS
+
+ALGORITHMS = ("concave", "cccp", "parallel", "sequential")
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Inference:
     algorithm : "concave" (KK13 3.2), "cccp" (KK13 3.1), "parallel" (KK11, no guarantee) or
         "sequential" (one variable at a time, few variables); None is the model's.
     filter : how kernels are summed, "auto", "lattice" or "exact".
-    filter_tol : pairs below it may be left out of exact sums.
+    filter_tol : pairs of variables whose kernel value is below it may be left out of exact sums.
     max_iter : most iterations; None is the model's number.
     tol : stop when no marginal moves by more than this; 0 never stops early.
     threads : native threads, None for all cores.
@@ -35,13 +36,17 @@ class Inference:
     def __post_init__(self) -> None:
         if self.algorithm is not None:
             as_choice(self.algorithm, "algorithm", ALGORITHMS)
-        as_choice(self.filter, "filter", METHODS)
+        as_choice(self.filter, "filter", FILTERS)
         if self.max_iter is not None:
             object.__setattr__(self, "max_iter", as_count(self.max_iter, "max_iter", 0))
-        for name in ("filter_tol", "tol"):
-            value = as_scalar(getattr(self, name), name)
-            if value < 0:
-                raise InputError(f"{name} must not be negative, got {value:g}; use 0 for none.")
-            object.__setattr__(self, name, value)
+        filter_tol, tol = as_scalar(self.filter_tol, "filter_tol"), as_scalar(self.tol, "tol")
+        if not 0.0 <= filter_tol < 1.0:
+            raise InputError(
+                f"filter_tol must be at least 0 and below 1, got {filter_tol:g}; 0 skips nothing."
+            )
+        if tol < 0:
+            raise InputError(f"tol must not be negative, got {tol:g}; 0 never stops early.")
+        object.__setattr__(self, "filter_tol", filter_tol)
+        object.__setattr__(self, "tol", tol)
         if self.threads is not None:
             object.__setattr__(self, "threads", thread_count(self.threads))

@@ -21,7 +21,6 @@ from crfield._core.validate import (
 )
 from crfield.dense.observation import Observation, looks_swapped
 
-_SMALL_COST = 64.0  # float32 numbers up to here are exact to 4e-6
 _ENOUGH_ROWS, _LOOKED_AT = 64, 1000  # to tell probabilities from costs
 LAYOUTS = ("channels_last", "channels_first")
 
@@ -80,20 +79,6 @@ def warn_of_probabilities(costs: FloatArray, most: float | None) -> None:
         )
 
 
-def center_costs(
-    costs: FloatArray, threads: int, most: float | None = None
-) -> tuple[FloatArray, float]:
-    """Costs (N, L) whose numbers are small where labels are likely, and the sum of what was taken
-    off: float32 has few digits to spare for a constant that changes nothing.
-
-    most : a bound on their magnitude, if one is known.
-    """
-    if (_native.largest(costs, threads) if most is None else most) <= _SMALL_COST:
-        return costs, 0.0
-    centered = np.empty_like(costs)
-    return centered, _native.center_rows(costs, centered, threads)
-
-
 def as_start(
     init: Any, costs: FloatArray, layout: str, observation: Observation
 ) -> FloatArray:
@@ -118,7 +103,7 @@ def as_start(
 def check_inference_memory(
     dtype: np.dtype[Any], n_labels: int, n_terms: int, observation: Observation
 ) -> None:
-    """Refuse at once what cannot fit even when fused (`crfield.dense.plan`): costs that are
+    """Refuse at once what cannot fit even when fused (`crfield.dense.problem`): costs that are
     centered, two states; indices, weights and ranks of a lattice and scales for each term;
     features off the grid.
     """

@@ -1,4 +1,4 @@
-"""Mean-field inference: one descent loop for the parallel algorithms, and the sequential one.
+"""Mean-field inference: the one descent loop.
 
 The objective over marginals q (N, L) is
 
@@ -14,6 +14,9 @@ and "parallel" (KK11 eq. 6), k_ii for "cccp" (KK13 eq. 8). F falls whenever K_ob
 positive semidefinite and mu negative semidefinite. A kernel that is not quite positive is handled
 by watching: F(q) comes out of the next iteration for the price of a dot product, and a step that
 raises it is redone with a larger s until it does not.
+
+The updates themselves come from a `Descent`: `crfield.dense.problem` has those on arrays,
+`crfield.nn` those on a GPU.
 """
 
 from __future__ import annotations
@@ -26,17 +29,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core import _native
-from crfield._core.arena import Arena
-from crfield._core.validate import FloatArray, InputError, check_memory
-from crfield.dense.compatibility import Compatibility, center
-from crfield.dense.filters import KernelOperator
-from crfield.dense.observation import GridFeatures
+from crfield._core.validate import FloatArray, InputError
+from crfield.dense.compatibility import center
+from crfield.dense.namespace import Array
+from crfield.dense.pairwise import Term
 from crfield.dense.results import InferenceStatus
 
 Callback = Callable[[int, FloatArray, float], Any]
-
-ALGORITHMS = ("concave", "cccp", "parallel", "sequential")
 
 # The watch lets F rise by this share of |F| + N log L: rounding in sums over millions of terms.
 _ROUNDING = {"float32": 1e-6, "float64": 1e-12}
@@ -44,209 +43,67 @@ _FIRST_SHIFT = 2.0**-8
 
 
 @dataclass(frozen=True)
-class Term:
-    """One pairwise term of a model on one image: weight mu (x) K, K on scaled features (N, D)."""
-
-    operator: KernelOperator
-    compatibility: Compatibility
-    weight: float
-    features: FloatArray | GridFeatures | None = None
-
-    def dense_features(self) -> FloatArray:
-        """The scaled features as an array."""
-        assert self.features is not None
-        return self.features.dense() if isinstance(self.features, GridFeatures) else self.features
-
-
-@dataclass(frozen=True)
 class Outcome:
     """Marginals (N, L) and the course of the free energy."""
 
-    marginals: FloatArray
+    marginals: Array
     free_energies: NDArray[np.float64]
     n_iter: int
     status: InferenceStatus
     shifts: int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class State:
-    """Marginals and their free energy.
+    """Marginals, and what is known of them.
 
-    The arrays belong to the `Problem` and are overwritten two steps later, unless it keeps states.
-    A `Plan` knows a state by its number and may not have stored its marginals; a `Problem` keeps
-    the pairwise message Psi q, and with the states `filtered`, K^(m) q of each term.
+    The arrays belong to whoever made the state and are overwritten two steps later, unless states
+    are kept.
+
+    marginals : (N, L), or None where a fused update did not store them.
+    free_energy : F, NaN where nobody watches it.
+    change : the most that a marginal has moved.
+    shift : the share of |K|'s bound that was added to s in the update; None for a start.
+    message : Psi q.
+    filtered : K^(m) q of each term, or the tables from which it is sliced.
+    slot : where a fused form keeps what it made of the marginals.
     """
 
-    marginals: FloatArray | None
-    message: FloatArray | None
-    free_energy: float
+    marginals: Array | None
+    free_energy: float = math.nan
     change: float = math.inf
-    shift: float = 0.0
-    filtered: tuple[FloatArray, ...] = ()
-    number: int = 0
+    shift: float | None = None
+    message: Array | None = None
+    filtered: tuple[Array, ...] = ()
+    slot: int = 0
 
     @property
-    def stored(self) -> FloatArray:
+    def stored(self) -> Array:
         """The marginals of a state that has them."""
         assert self.marginals is not None
         return self.marginals
 
 
-class Problem:
-    """F and its update for one image.
-
-    unary : (N, L) costs, each row's smallest near 0 for the sake of float32.
-    self_pairs : whether the objective includes k_ii q_i'mu q_i / 2.
-    convex_self_pairs : whether the update puts k_ii into its convex part (cccp).
-    keep_states : whether every state gets marginals of its own, for going back through them.
-    arena : where those come from.
-    """
-
-    def __init__(
-        self, unary: FloatArray, terms: Sequence[Term], *, self_pairs: bool,
-        convex_self_pairs: bool, threads: int, keep_states: bool = False,
-        arena: Arena | None = None,
-    ) -> None:
-        n_labels = unary.shape[1]
-        check_memory(
-            6.0 * unary.nbytes, f"Inference on {len(unary)} variables with {n_labels} labels",
-            "work on a smaller image or on tiles",
-        )
-        self.unary = unary
-        self.terms = terms
-        self.diagonals = [None if self_pairs else t.operator.diagonal() for t in terms]
-        self.strengths = self.diagonals if convex_self_pairs else [None] * len(terms)
-        self._convex_self_pairs = convex_self_pairs
-        self._threads = threads
-        self._keep_states = keep_states
-        self.arena = Arena() if arena is None else arena
-        dtype = unary.dtype
-        self._mu = [
-            (t.weight * t.compatibility.native_values(n_labels)).astype(dtype) for t in terms
-        ]
-        # mu as the update needs it: the attraction a where mu = -diag(a) up to a constant, which
-        # makes the equations of a variable separate, and P mu P for all terms otherwise.
-        attractions = [
-            t.compatibility.attraction(n_labels) if t.weight >= 0 else None for t in terms
-        ]
-        self.coupled = coupled = any(a is None for a in attractions)
-        self.update_mu = [
-            t.weight * (center(t.compatibility.matrix(n_labels)) if coupled or a is None else a)
-            for t, a in zip(terms, attractions, strict=True)
-        ]
-        flat = [np.empty(0), *map(np.ravel, self.update_mu)]
-        self._flat_update_mu = np.concatenate(flat).astype(dtype)
-        self._filtered = self.arena.like(unary)
-        # Two sets of buffers, the state before a step and after it: fresh pages cost more than the
-        # arithmetic.
-        self._buffers = [self._new_buffers() for _ in range(2)]
-
-    def start(self, marginals: FloatArray | None, *, store: bool = True) -> State:
-        """The state at the given marginals, or at softmax(-u); all states are stored."""
-        if marginals is None:
-            (q, message), (zeros, _) = self._buffers
-            zeros.fill(0.0)
-            sums = self._solve(zeros, zeros, [], q)
-            return self._complete(q, message, sums, 0.0)
-        positive = np.where(marginals > 0, marginals, 1.0).astype(np.float64)
-        entropy = float((marginals * np.log(positive)).sum(dtype=np.float64))
-        linear = _native.dot(marginals, self.unary, self._threads)
-        return self._complete(marginals, self._buffers[0][1], (entropy, linear, math.inf), 0.0)
-
-    def step(self, old: State, shift: float, *, store: bool = True) -> State:
-        """The update from `old`; `shift` is the extra strength as a share of |K|'s bound."""
-        assert old.message is not None
-        q, message = self._buffers[old.message is self._buffers[0][1]]
-        if self._keep_states:
-            q = self.arena.like(q)
-        sums = self._solve(old.message, old.stored, self.shifts(shift), q)
-        return self._complete(q, message, sums, shift)
-
-    def shifts(self, shift: float) -> list[float]:
-        """What is added to each term's self-pair strengths; nothing at all for a plain softmax."""
-        if shift == 0.0:
-            return [0.0] * len(self.terms) if self._convex_self_pairs else []
-        return [shift * t.operator.spectral_bound() for t in self.terms]
-
-    def rounding(self, free_energy: float) -> float:
-        """By how much F may seem to rise without having risen."""
-        return rounding(self.unary, free_energy)
-
-    def readable(self) -> Problem:
-        """Itself."""
-        return self
-
-    def _new_buffers(self) -> tuple[FloatArray, FloatArray]:
-        return self.arena.like(self.unary), self.arena.like(self.unary)
-
-    def _solve(
-        self, message: FloatArray, old: FloatArray, shifts: list[float], out: FloatArray
-    ) -> tuple[float, float, float]:
-        plain = not shifts
-        sums: tuple[float, float, float] = _native.update_marginals(
-            self.unary, message, old,
-            [] if plain else self.strengths,
-            np.array(shifts, self.unary.dtype),
-            self._flat_update_mu[:0] if plain else self._flat_update_mu,
-            self.coupled and not plain, out, self._threads,
-        )
-        return sums
-
-    def _complete(
-        self, q: FloatArray, message: FloatArray, sums: tuple[float, float, float], shift: float
-    ) -> State:
-        """The state at q: its message goes to `message`, its entropy and linear term are known."""
-        if not self.terms:
-            message.fill(0.0)
-        kept = []
-        for number, term in enumerate(self.terms):
-            code, mu, diagonal = (
-                term.compatibility.native_code, self._mu[number], self.diagonals[number]
-            )
-            filtered = self.arena.like(q) if self._keep_states else self._filtered
-            term.operator.apply(q, out=filtered)
-            kept.append(filtered)
-            _native.add_message(
-                code, mu, filtered, None, 1.0, number == 0, message, self._threads
-            )
-            if diagonal is not None:
-                _native.add_message(code, mu, q, diagonal, -1.0, False, message, self._threads)
-        entropy, linear, change = sums
-        free_energy = entropy + linear + 0.5 * _native.dot(q, message, self._threads)
-        return State(
-            q, message, free_energy, change, shift, tuple(kept) if self._keep_states else ()
-        )
-
-
-def rounding(unary: FloatArray, free_energy: float) -> float:
-    """By how much F may seem to rise without having risen."""
-    n, n_labels = unary.shape
-    scale = abs(free_energy) + n * math.log(max(n_labels, 2))
-    return _ROUNDING[unary.dtype.name] * float(scale)
-
-
 class Descent(Protocol):
-    """What the loop needs: a `Problem` or the fused form of one."""
+    """What the loop needs: the updates of one image, or of a batch."""
 
-    def start(self, marginals: FloatArray | None, *, store: bool) -> State:
+    unary: Array
+
+    def start(self, marginals: Array | None, *, store: bool) -> State:
         """The state at the given marginals, or at softmax(-u)."""
 
     def step(self, old: State, shift: float, *, store: bool) -> State:
-        """The update from `old`; a problem that has a `readable` form need not shift."""
+        """The update from `old`; a form that has another `readable` one need not shift."""
 
-    def rounding(self, free_energy: float) -> float:
-        """By how much F may seem to rise without having risen."""
-
-    def readable(self) -> Problem:
-        """The same operator by operator."""
+    def readable(self) -> Descent:
+        """The same operator by operator, or itself."""
 
 
 def run_parallel(
-    problem: Descent, *, init: FloatArray | None, max_iter: int, tol: float, guarded: bool,
-    callback: Callback | None = None, trace: list[State] | None = None,
+    problem: Descent, *, init: Array | None = None, max_iter: int, tol: float = 0.0,
+    guarded: bool = False, callback: Callback | None = None, trace: list[State] | None = None,
 ) -> Outcome:
-    """The descent loop of "concave", "cccp" and "parallel"; `guarded` redoes steps that rise.
+    """The descent loop; `guarded` redoes steps that rise.
 
     `trace` collects the accepted states, the start included.
     """
@@ -260,8 +117,7 @@ def run_parallel(
     status = InferenceStatus.MAX_ITER
     for iteration in range(1, max_iter + 1):
         fresh = problem.step(state, shift, store=store or iteration == max_iter)
-        ceiling = state.free_energy + problem.rounding(state.free_energy)
-        if guarded and not fresh.free_energy <= ceiling:
+        if guarded and not fresh.free_energy <= _ceiling(problem, state):
             readable = problem.readable()  # which can shift
             if state.marginals is None:
                 if trace is not None:
@@ -272,16 +128,16 @@ def run_parallel(
             if readable is not problem:  # go on from here: the callback has seen what came before
                 problem = readable
                 state = problem.start(state.marginals, store=True)
-                ceiling = state.free_energy + problem.rounding(state.free_energy)
                 fresh = problem.step(state, shift, store=True)
-        while guarded and not fresh.free_energy <= ceiling and shift < 1.0:
-            # At a share of 1 the shifted kernel is positive semidefinite whatever the kernel is.
-            shift = max(2.0 * shift, _FIRST_SHIFT)
-            shifts += 1
-            fresh = problem.step(state, shift, store=True)
-        if guarded and not fresh.free_energy <= ceiling:
-            status = InferenceStatus.ROUNDING
-            break
+            ceiling = _ceiling(problem, state)
+            while not fresh.free_energy <= ceiling and shift < 1.0:
+                # At a share of 1 the shifted kernel is positive semidefinite whatever it was.
+                shift = max(2.0 * shift, _FIRST_SHIFT)
+                shifts += 1
+                fresh = problem.step(state, shift, store=True)
+            if not fresh.free_energy <= ceiling:
+                status = InferenceStatus.ROUNDING
+                break
         state = fresh
         if trace is not None:
             trace.append(state)
@@ -297,50 +153,11 @@ def run_parallel(
     return Outcome(state.stored, np.array(history), len(history) - 1, status, shifts)
 
 
-def run_sequential(
-    unary: FloatArray, terms: Sequence[Term], *, init: FloatArray | None, max_iter: int, tol: float,
-    callback: Callback | None,
-) -> Outcome:
-    """One variable at a time (KK13 section 2): the textbook algorithm, for small N."""
-    n, n_labels = unary.shape
-    check_memory(
-        8.0 * n * n * len(terms), f"Sequential inference on {n} variables",
-        'use algorithm="cccp", which has the same fixed points',
-    )
-    u = unary.astype(np.float64)
-    pairs = []
-    for term in terms:
-        kernel = term.operator.to_dense().astype(np.float64)
-        np.fill_diagonal(kernel, 0.0)
-        pairs.append((kernel, term.weight * term.compatibility.matrix(n_labels)))
-    q = _softmax(-u) if init is None else init.astype(np.float64)
-
-    def free_energy() -> float:
-        entropy = float((q * np.log(np.where(q > 0, q, 1.0))).sum())
-        return entropy + float((q * u).sum()) + 0.5 * sum(
-            float((q * (kernel @ q @ mu)).sum()) for kernel, mu in pairs
-        )
-
-    history = [free_energy()]
-    status = InferenceStatus.MAX_ITER
-    for iteration in range(1, max_iter + 1):
-        change = 0.0
-        for i in range(n):
-            e = u[i] + sum((kernel[i] @ q) @ mu for kernel, mu in pairs)
-            fresh = _softmax(-e[None])[0]
-            change = max(change, float(np.abs(fresh - q[i]).max()))
-            q[i] = fresh
-        history.append(free_energy())
-        if callback is not None and callback(
-            iteration, _read_only(q.copy()), history[-1]
-        ):
-            status = InferenceStatus.CALLBACK
-            break
-        if change <= tol:
-            status = InferenceStatus.CONVERGED
-            break
-    marginals = q.astype(unary.dtype)
-    return Outcome(marginals, np.array(history), len(history) - 1, status, 0)
+def _ceiling(problem: Descent, state: State) -> float:
+    """The F beyond which the next one has truly risen."""
+    n, n_labels = problem.unary.shape
+    scale = abs(state.free_energy) + n * math.log(max(n_labels, 2))
+    return state.free_energy + _ROUNDING[problem.unary.dtype.name] * float(scale)
 
 
 def check_guarantee(terms: Sequence[Term], algorithm: str, n_labels: int, check: bool) -> bool:
@@ -394,8 +211,3 @@ def _read_only(array: FloatArray) -> FloatArray:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def _softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    e = np.exp(x - x.max(1, keepdims=True))
-    return np.asarray(e / e.sum(1, keepdims=True))

@@ -1,4 +1,4 @@
-"""The dense CRF: a unary cost a variable and kernel terms between all pairs of variables.
+"""The dense CRF: unary costs of each variable and kernel terms between all pairs of variables.
 
     E(x) = sum_i u_i(x_i) + sum_{i<j} sum_m w^(m) mu^(m)(x_i, x_j) k^(m)(f_i, f_j)
 
@@ -30,27 +30,20 @@ from crfield._core.validate import (
     working_dtype,
 )
 from crfield.dense.context import CONTEXTS, as_contexts, context_features, context_names
-from crfield.dense.files import load_model, save_model
+from crfield.dense.files import load_fields, save_model
 from crfield.dense.filters import KeptFilters
+from crfield.dense.inference import ALGORITHMS, Inference
 from crfield.dense.inputs import (
     as_costs,
     as_start,
-    center_costs,
     check_inference_memory,
     grid_of,
     warn_of_probabilities,
 )
-from crfield.dense.meanfield import (
-    ALGORITHMS,
-    Callback,
-    Term,
-    check_guarantee,
-    run_parallel,
-    run_sequential,
-)
+from crfield.dense.meanfield import Callback, check_guarantee, run_parallel
 from crfield.dense.observation import Observation, Window, observe
 from crfield.dense.pairwise import Pairwise, build_terms
-from crfield.dense.plan import make_problem
+from crfield.dense.problem import center_costs, make_problem
 from crfield.dense.results import InferenceResult, InferenceStatus
 
 # What `infer` does if neither its caller nor the model says.
@@ -109,7 +102,7 @@ class DenseCRF:
                 )
             term.compatibility.check_size(self.n_labels)
         object.__setattr__(self, "terms", terms)
-        contexts = as_contexts(self.context)
+        contexts = () if self.context == () else as_contexts(self.context)
         object.__setattr__(self, "context", contexts)
         if self.recalibration is not None:
             matrix = as_floats(self.recalibration, "recalibration", np.dtype(np.float64)).copy()
@@ -118,7 +111,7 @@ class DenseCRF:
                 more = f"more than {count + 1} columns" if contexts else f"{count + 1} columns"
                 raise InputError(
                     f"recalibration must have {count} rows and {more}, got shape {matrix.shape}; "
-                    "give one row a label, with the constant last."
+                    "give one row per label, with the constant last."
                 )
             object.__setattr__(self, "recalibration", matrix)
         elif contexts:
@@ -174,51 +167,47 @@ class DenseCRF:
             while its unaries change.
         check : False runs "concave" on models that have no guarantee of convergence.
         """
-        algorithm = self.chosen_algorithm(algorithm)
-        if max_iter is None:
-            max_iter = DEFAULT_MAX_ITER if self.max_iter is None else self.max_iter
-        n_iter = as_count(max_iter, "max_iter", 0)
-        limit = as_scalar(tol, "tol")
-        if limit < 0:
-            raise InputError(f"tol must not be negative, got {limit:g}; 0 never stops early.")
-        if callback is not None and not callable(callback):
-            raise InputError(
-                f"callback must be callable, got {shown(callback)}; pass a function of (iteration, "
-                "marginals, free_energy)."
-            )
-        if kept is not None and not isinstance(kept, KeptFilters):
-            raise InputError(
-                f"kept must be a KeptFilters, got {shown(kept)}; make one with KeptFilters()."
-            )
         n_threads = thread_count(threads)
+        inference = Inference(
+            self.chosen_algorithm(algorithm), filter, filter_tol,
+            self.chosen_max_iter(max_iter), tol, n_threads,
+        )
+        _check_options(callback, kept)
         values = as_array(unary, "unary")
         observation = observe(
             grid_of(values.shape, self.n_labels, layout), image, features, spacing, positions, mask,
             window,
         )
-        check_inference_memory(
-            working_dtype(values), self.n_labels, len(self.terms), observation
-        )
+        check_inference_memory(working_dtype(values), self.n_labels, len(self.terms), observation)
         given, most = as_costs(values, layout, n_threads)
         warn_of_probabilities(given, most)
         costs = self.recalibrate(self.unary_features(given, observation))
         start = None if init is None else as_start(init, costs, layout, observation)
+        return self._descend(
+            costs, most if costs is given else None, observation, inference, start, callback, kept,
+            check=check,
+        )
 
+    def _descend(
+        self, costs: FloatArray, most: float | None, observation: Observation,
+        inference: Inference, start: FloatArray | None, callback: Callback | None,
+        kept: KeptFilters | None, *, check: bool,
+    ) -> InferenceResult:
+        """Inference on checked costs (*grid, L), `most` a bound on them if one is known."""
+        assert inference.algorithm is not None
+        assert inference.max_iter is not None
+        assert inference.threads is not None
         flat = observation.select(costs.reshape(-1, self.n_labels))
-        centered, offset = center_costs(flat, n_threads, most if costs is given else None)
-        report = None if callback is None else _with_offset(callback, offset)
-        terms = self.build_terms(observation, costs.dtype, filter, filter_tol, n_threads, kept)
-        guarded = check_guarantee(terms, algorithm, self.n_labels, check)
-        if algorithm == "sequential":
-            outcome = run_sequential(
-                centered, terms, init=start, max_iter=n_iter, tol=limit, callback=report
-            )
-        else:
-            problem = make_problem(centered, terms, algorithm, n_threads, fused=start is None)
-            outcome = run_parallel(
-                problem, init=start, max_iter=n_iter, tol=limit, guarded=guarded,
-                callback=report,
-            )
+        centered, offset = center_costs(flat, inference.threads, most)
+        terms = build_terms(self.terms, observation, costs.dtype, inference, kept)
+        guarded = check_guarantee(terms, inference.algorithm, self.n_labels, check)
+        problem = make_problem(
+            centered, terms, inference.algorithm, inference.threads, fused=start is None
+        )
+        outcome = run_parallel(
+            problem, init=start, max_iter=inference.max_iter, tol=inference.tol, guarded=guarded,
+            callback=None if callback is None else _with_offset(callback, offset),
+        )
         return InferenceResult(
             marginals=self._to_grid(outcome.marginals, costs, observation),
             free_energies=outcome.free_energies + offset,
@@ -251,13 +240,14 @@ class DenseCRF:
         the rest are as for `infer`.
         """
         n_threads = thread_count(threads)
+        inference = Inference(filter=filter, filter_tol=filter_tol, threads=n_threads)
         values = as_array(unary, "unary")
         grid = grid_of(values.shape, self.n_labels, layout)
         x = as_array(labels, "labels")
         if x.shape != grid or x.dtype.kind not in "iu":
             raise InputError(
                 f"labels must be whole numbers of shape {grid}, got {x.dtype} {x.shape}; "
-                "pass one label a variable."
+                "pass one label per variable."
             )
         bad = (x < 0) | (x >= self.n_labels)
         if bad.any():
@@ -277,8 +267,8 @@ class DenseCRF:
         onehot = np.zeros(flat.shape, costs.dtype)
         onehot[np.arange(len(chosen)), chosen] = 1.0
         total = float(flat[np.arange(len(chosen)), chosen].sum(dtype=np.float64))
-        for term in self.build_terms(observation, costs.dtype, filter, filter_tol, n_threads):
-            mu = term.weight * term.compatibility.matrix(self.n_labels)
+        for term in build_terms(self.terms, observation, costs.dtype, inference):
+            mu = term.matrix(self.n_labels)
             pairs = onehot.T.astype(np.float64) @ term.operator.apply(onehot)
             own = (term.operator.diagonal() * np.diag(mu)[chosen]).sum(dtype=np.float64)
             total += 0.5 * (float((mu * pairs).sum()) - float(own))
@@ -289,6 +279,12 @@ class DenseCRF:
         if algorithm is None:
             return DEFAULT_ALGORITHM if self.algorithm is None else self.algorithm
         return as_choice(algorithm, "algorithm", ALGORITHMS)
+
+    def chosen_max_iter(self, max_iter: int | None) -> int:
+        """The most iterations asked for, or the model's number if that is None."""
+        if max_iter is None:
+            return DEFAULT_MAX_ITER if self.max_iter is None else self.max_iter
+        return max_iter
 
     def unary_features(self, costs: FloatArray, observation: Observation) -> FloatArray:
         """What the recalibration sees of costs (*grid, L): the costs, then the context.
@@ -302,7 +298,7 @@ class DenseCRF:
         if features.shape[1] + 1 != self.recalibration.shape[1]:
             raise InputError(
                 f"the recalibration has {self.recalibration.shape[1]} columns, but this image "
-                f"gives it {features.shape[1] + 1} numbers a variable; use images with the "
+                f"gives it {features.shape[1] + 1} numbers per variable; use images with the "
                 "dimensions and channels of those that the model was made for."
             )
         return features.reshape(*costs.shape[:-1], -1)
@@ -349,17 +345,12 @@ class DenseCRF:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file at `path`; it appears whole or not at all."""
-        terms = [(t.kernel, t.compatibility, t.weight) for t in self.terms]
-        save_model(
-            path, self.n_labels, terms, self.recalibration, self.context,
-            self.algorithm, self.max_iter,
-        )
+        save_model(path, self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DenseCRF:
         """Read a model that `save` wrote to `path`; nothing in the file is executed."""
-        n_labels, terms, *others = load_model(path)
-        return cls(n_labels, [Pairwise(*parts) for parts in terms], *others)
+        return cls(**load_fields(path))
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -367,26 +358,28 @@ class DenseCRF:
 
         return model_table(self.n_labels, self.terms)
 
-    def build_terms(
-        self, observation: Observation, dtype: np.dtype[Any], method: str, tol: float, threads: int,
-        kept: KeptFilters | None = None,
-    ) -> list[Term]:
-        """The terms on one observation: scaled features, and operators on them.
-
-        dtype : of the work; method, tol and threads are those of `make_filter`, kept of `infer`.
-        """
-        return build_terms(self.terms, observation, dtype, method, tol, threads, kept)
-
     def _to_grid(
         self, marginals: FloatArray, costs: FloatArray, observation: Observation
     ) -> FloatArray:
         if observation.selected is None:
-            return marginals.reshape(costs.shape)
+            return marginals.reshape(costs.shape).astype(costs.dtype, copy=False)
         flat = costs.reshape(-1, self.n_labels)
         whole = np.exp(flat.min(1, keepdims=True) - flat)
         whole /= whole.sum(1, keepdims=True)
         whole[observation.selected] = marginals
         return np.asarray(whole.reshape(costs.shape))
+
+
+def _check_options(callback: Any, kept: Any) -> None:
+    if callback is not None and not callable(callback):
+        raise InputError(
+            f"callback must be callable, got {shown(callback)}; pass a function of (iteration, "
+            "marginals, free_energy)."
+        )
+    if kept is not None and not isinstance(kept, KeptFilters):
+        raise InputError(
+            f"kept must be a KeptFilters, got {shown(kept)}; make one with KeptFilters()."
+        )
 
 
 def _with_offset(callback: Callback, offset: float) -> Callback:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from crfield._core.validate import LARGEST_COMPATIBILITY, FloatArray, InputError, as_scalar, shown
-from crfield.dense.compatibility import Compatibility
+from crfield.dense.compatibility import Compatibility, Matrix
 from crfield.dense.filters import KeptFilters, KernelOperator, make_filter
+from crfield.dense.inference import Inference
 from crfield.dense.kernels import Kernel
-from crfield.dense.meanfield import Term
 from crfield.dense.observation import GridFeatures, Observation
 
 
@@ -45,14 +45,47 @@ class Pairwise:
         object.__setattr__(self, "weight", weight)
 
 
+@dataclass(frozen=True)
+class Term:
+    """A pairwise term on one image: weight mu (x) K, K on scaled features (N, D)."""
+
+    operator: KernelOperator
+    compatibility: Compatibility
+    weight: float
+    features: FloatArray | GridFeatures | None = None
+
+    def dense_features(self) -> FloatArray:
+        """The scaled features as an array."""
+        assert self.features is not None
+        return self.features.dense() if isinstance(self.features, GridFeatures) else self.features
+
+    def matrix(self, n_labels: int) -> Matrix:
+        """weight mu, (L, L)."""
+        return self.weight * self.compatibility.matrix(n_labels)
+
+    def attraction(self, like: FloatArray) -> FloatArray | None:
+        """a (L,) of the type of `like` (N, L) with weight mu = -diag(a) up to a constant and
+        a >= 0, or None if there is no such a.
+        """
+        found = self.compatibility.attraction(like.shape[1]) if self.weight >= 0 else None
+        return None if found is None else (self.weight * found).astype(like.dtype)
+
+    def times_mu(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
+        """weight x mu for x (N, L), up to a constant in each row, which no update sees."""
+        found = self.compatibility.attraction(x.shape[1])
+        if found is not None:
+            return np.multiply(x, (-self.weight * found).astype(x.dtype), out=out)
+        return np.matmul(x, self.matrix(x.shape[1]).astype(x.dtype), out=out)
+
+
 def build_terms(
-    pairs: Iterable[Pairwise], observation: Observation, dtype: np.dtype[Any], method: str,
-    tol: float, threads: int, kept: KeptFilters | None = None,
+    pairs: Iterable[Pairwise], observation: Observation, dtype: np.dtype[Any],
+    inference: Inference, kept: KeptFilters | None = None,
 ) -> list[Term]:
     """The terms on one observation: scaled features, and operators on them.
 
-    dtype : of the work; method, tol and threads are those of `make_filter`; kept, if given, holds
-        filters from one call to the next.
+    dtype : of the work; inference says how kernels are summed; kept, if given, holds filters from
+        one call to the next.
     """
 
     def build(kernel: Kernel) -> tuple[FloatArray | GridFeatures, KernelOperator]:
@@ -60,20 +93,16 @@ def build_terms(
         if scaled is None:
             scaled = np.ascontiguousarray(kernel.scaled_features(observation), dtype=dtype)
         return scaled, make_filter(
-            scaled, kernel, method, tol=tol, threads=threads, n_whole=observation.n_whole
+            scaled, kernel, inference.filter, filter_tol=inference.filter_tol,
+            threads=inference.threads, n_whole=observation.n_whole,
         )
 
+    settings = (dtype.str, inference.filter, inference.filter_tol, inference.threads)
     terms = []
-    settings = (dtype.str, method, tol, threads)
     for pair in pairs:
         scaled, operator = (
             build(pair.kernel) if kept is None
             else kept.recall(observation, pair.kernel, settings, build)
         )
         terms.append(Term(operator, pair.compatibility, pair.weight, scaled))
-    if not terms:  # the arguments are still checked when there is nothing to filter
-        make_filter(np.zeros((1, 1), dtype), _NO_KERNEL, method, tol=tol, threads=threads)
     return terms
-
-
-_NO_KERNEL = Kernel()

@@ -21,7 +21,8 @@ from crfield._core.validate import (
     as_scalar,
 )
 from crfield.dense.inference import Inference
-from crfield.dense.losses import (
+from crfield.dense.model import DenseCRF
+from crfield.learning.losses import (
     VOID,
     ExpectedHamming,
     IntersectionOverUnion,
@@ -30,7 +31,6 @@ from crfield.dense.losses import (
     RobustLogLikelihood,
     class_weights,
 )
-from crfield.dense.model import DenseCRF
 from crfield.learning.objective import (
     Confusion,
     DatasetObjective,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -26,14 +25,14 @@ from crfield._core.validate import (
     available_memory,
     check_magnitude,
 )
-from crfield.dense.gradient import backpropagate, backpropagate_fused
+from crfield.dense.gradient import backpropagate
 from crfield.dense.inference import Inference
-from crfield.dense.inputs import center_costs
-from crfield.dense.losses import VOID, Loss, Totals
-from crfield.dense.meanfield import Problem, State, run_parallel
+from crfield.dense.meanfield import State, run_parallel
 from crfield.dense.model import DEFAULT_ALGORITHM, DenseCRF
 from crfield.dense.observation import observe
-from crfield.dense.plan import Plan, make_problem
+from crfield.dense.pairwise import build_terms
+from crfield.dense.problem import FusedProblem, NativeProblem, Sweeps, center_costs, make_problem
+from crfield.learning.losses import VOID, Loss, Totals
 from crfield.learning.parameters import ModelGradient, Parameters
 from crfield.metrics import confusion_matrix
 
@@ -64,7 +63,7 @@ class Example(Protocol):
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Contribution:
     """What one image contributes to the loss and its gradient."""
 
     totals: Totals
@@ -90,7 +89,7 @@ class Unrolled:
     trace : the states, the start included, if they were kept.
     """
 
-    problem: Problem | Plan
+    problem: NativeProblem | FusedProblem
     features: FloatArray
     marginals: FloatArray
     trace: list[State]
@@ -138,19 +137,15 @@ def unroll(
     features = model.unary_features(raw, observation)
     costs = model.recalibrate(features).reshape(-1, model.n_labels)
     centered, _ = center_costs(costs, inference.threads)
-    terms = model.build_terms(
-        observation, raw.dtype, inference.filter, inference.filter_tol, inference.threads
-    )
+    terms = build_terms(model.terms, observation, raw.dtype, inference)
     problem = make_problem(
         centered, terms, inference.algorithm, inference.threads, keep_states=keep_states,
-        arena=arena, fused=fused and (not keep_states or inference.algorithm == "concave"),
+        watched=False, arena=arena, fused=fused,
     )
+    assert not isinstance(problem, Sweeps)
     trace: list[State] = []
     n_iter = inference.max_iter if terms else 0  # independent variables are done at the start
-    outcome = run_parallel(
-        problem, init=None, max_iter=n_iter, tol=-math.inf, guarded=False,
-        trace=trace if keep_states else None,
-    )
+    outcome = run_parallel(problem, max_iter=n_iter, trace=trace if keep_states else None)
     return Unrolled(problem, features.reshape(len(costs), -1), outcome.marginals, trace)
 
 
@@ -200,7 +195,7 @@ def image_totals(
 def evaluate_image(
     model: DenseCRF, example: Example, inference: Inference, loss: Loss, totals: Totals,
     learn: Sequence[str],
-) -> Evaluation:
+) -> Contribution:
     """Infer on one image and go back through it, given the totals of all images."""
     with lent_arena() as arena:
         run = unroll(model, example, inference, keep_states=True, arena=arena)
@@ -210,7 +205,7 @@ def evaluate_image(
 def evaluate_at_once(
     model: DenseCRF, examples: Sequence[Example], indices: Sequence[int], inference: Inference,
     loss: Loss, learn: Sequence[str],
-) -> list[Evaluation]:
+) -> list[Contribution]:
     """`evaluate_image` of images whose gradients need the totals of all of them.
 
     Their states wait for the totals while there is memory to spare, which saves the images that
@@ -250,11 +245,11 @@ def evaluate_at_once(
 
 def _evaluate(
     run: Unrolled, example: Example, loss: Loss, totals: Totals, learn: Sequence[str]
-) -> Evaluation:
+) -> Contribution:
     q = run.marginals
     truth = np.asarray(example.truth).reshape(-1)
     gradient = _gradient(run, loss, truth, totals, learn)
-    return Evaluation(loss.totals(q, truth), _count(q, truth, loss.void), gradient)
+    return Contribution(loss.totals(q, truth), _count(q, truth, loss.void), gradient)
 
 
 def _count(q: FloatArray, truth: NDArray[Any], void: int | None) -> Confusion:
@@ -266,10 +261,8 @@ def _gradient(
 ) -> ModelGradient:
     terms = run.problem.terms
     widths = ["kernel" in learn] * len(terms)
-    if isinstance(run.problem, Plan):
-        found = backpropagate_fused(run.problem, run.trace, loss, truth, totals, widths=widths)
-    else:
-        found = backpropagate(run.problem, run.trace, loss, truth, totals, widths=widths)
+    by_log = loss.log_gradient(run.marginals, truth, totals)
+    found = backpropagate(run.problem, run.trace, by_log, widths=widths)
     n_labels = found.unary.shape[1]
     recalibration = np.zeros((n_labels, run.features.shape[1] + 1))
     if "unary" in learn:
@@ -386,7 +379,7 @@ class DatasetObjective:
             confusion=np.sum([entry.confusion for entry in entries], axis=0),
         )
 
-    def _evaluate(self, model: DenseCRF, chosen: Sequence[int]) -> list[Evaluation]:
+    def _evaluate(self, model: DenseCRF, chosen: Sequence[int]) -> list[Contribution]:
         learn = self.parameters.learn
         if not self.loss.separable and self.n_jobs == 1:
             return evaluate_at_once(

@@ -1,8 +1,8 @@
 """Losses over the logits of a network or a CRF layer (KK13 section 4.3), and pair energies.
 
 They take logits (B, L, *grid), whose softmax are the marginals, and labels (B, *grid) with `void`
-where there is none, and are those of `crfield.dense.losses` on one batch: a weighted mean over its
-pixels, or for intersection over union a ratio over all of them.
+where there is none, and are those of `crfield.learning.losses` on one batch: a weighted mean over
+its pixels, or for intersection over union a ratio over all of them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crfield._core.validate import InputError, as_count, as_floats, as_scalar, shown
-from crfield.dense.losses import VOID
+from crfield._core.validate import InputError, as_count, shown
+from crfield.learning import losses
+from crfield.learning.losses import VOID
 from crfield.nn.dense.function import pair_energy
 from crfield.nn.dense.layer import DenseCRF
 from crfield.nn.tensors import can_look, check_logits, check_tensor
@@ -25,24 +26,18 @@ class _Loss(nn.Module):
 
     weights : (L,) factor of each true label, or None for ones.
     void : the label of pixels that do not count.
+    loss : the same over marginals, with its weights and void.
     """
 
     weights: Tensor | None
 
-    def __init__(self, *, weights: Any = None, void: int | None = VOID) -> None:
+    def __init__(self, loss: losses.Loss) -> None:
         super().__init__()
+        void = loss.void
         self.void = None if void is None else as_count(void, "void", -(2**63), 2**63 - 1)
-        values = None
-        if weights is not None:
-            if isinstance(weights, Tensor):
-                weights = weights.detach().cpu()
-            values = torch.from_numpy(as_floats(weights, "weights").astype("float64"))
-            if values.ndim != 1 or bool((values < 0).any()) or not bool(values.any()):
-                raise InputError(
-                    "weights must be one number >= 0 a label, not all 0, got "
-                    f"{shown(values.tolist())}; see crfield.dense.losses.class_weights."
-                )
-        self.register_buffer("weights", values)
+        self.loss = loss
+        weights = None if loss.weights is None else torch.from_numpy(loss.weights.copy())
+        self.register_buffer("weights", weights)
 
     def _known(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-marginals (K, L) of the pixels that count, their labels and weights."""
@@ -72,7 +67,7 @@ class _Loss(nn.Module):
         if tuple(labels.shape) != shape[:1] + shape[2:]:
             raise InputError(
                 f"labels must have shape {shape[:1] + shape[2:]} for logits (B, L, *grid) of shape "
-                f"{shape}, got {tuple(labels.shape)}; give one label a pixel."
+                f"{shape}, got {tuple(labels.shape)}; give one label per pixel."
             )
         if labels.dtype.is_floating_point:
             raise InputError(
@@ -80,7 +75,7 @@ class _Loss(nn.Module):
             )
         if self.weights is not None and len(self.weights) != shape[1]:
             raise InputError(
-                f"weights must have {shape[1]} numbers, got {len(self.weights)}; one a label."
+                f"weights must have {shape[1]} numbers, got {len(self.weights)}; one per label."
             )
 
     def _check_range(self, known: Tensor, labels: Tensor, n_labels: int) -> None:
@@ -98,38 +93,36 @@ class _Loss(nn.Module):
         )
 
 
-class RobustLogLikelihood(_Loss):
+class _PixelLoss(_Loss):
+    loss: losses.PixelLoss
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch, ()."""
+        rows, truth, w = self._known(logits, labels)
+        costs = self.loss.costs(rows.gather(1, truth[:, None])[:, 0])
+        mean: Tensor = (w * costs).sum() / w.sum().clamp_min(1e-30)
+        return mean
+
+
+class RobustLogLikelihood(_PixelLoss):
     """-sum_i w log(q_i(T_i) + eps) / sum_i w; eps bounds what one pixel can cost."""
 
     def __init__(self, eps: float = 0.1, *, weights: Any = None, void: int | None = VOID) -> None:
-        super().__init__(weights=weights, void=void)
-        self.eps = as_scalar(eps, "eps")
-        if self.eps < 0:
-            raise InputError(f"eps must not be negative, got {self.eps:g}; 0 adds nothing.")
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch, ()."""
-        rows, truth, w = self._known(logits, labels)
-        own = rows.gather(1, truth[:, None])[:, 0]
-        value = own if self.eps == 0 else torch.log(own.exp() + self.eps)
-        return -(w * value).sum() / w.sum().clamp_min(1e-30)
+        super().__init__(losses.RobustLogLikelihood(weights, void, eps))
 
 
-class LogLikelihood(RobustLogLikelihood):
+class LogLikelihood(_PixelLoss):
     """-sum_i w log q_i(T_i) / sum_i w: the cross-entropy."""
 
     def __init__(self, *, weights: Any = None, void: int | None = VOID) -> None:
-        super().__init__(0.0, weights=weights, void=void)
+        super().__init__(losses.LogLikelihood(weights, void))
 
 
-class ExpectedHamming(_Loss):
+class ExpectedHamming(_PixelLoss):
     """1 - sum_i w q_i(T_i) / sum_i w, the expected share of wrong labels."""
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch, ()."""
-        rows, truth, w = self._known(logits, labels)
-        own = rows.gather(1, truth[:, None])[:, 0].exp()
-        return (w * (1.0 - own)).sum() / w.sum().clamp_min(1e-30)
+    def __init__(self, *, weights: Any = None, void: int | None = VOID) -> None:
+        super().__init__(losses.ExpectedHamming(weights, void))
 
 
 class IntersectionOverUnion(_Loss):
@@ -138,18 +131,19 @@ class IntersectionOverUnion(_Loss):
     i_l = sum_{T_i = l} q_i(l), u_l = n_l + sum_{T_i != l} q_i(l).
     """
 
+    def __init__(self, *, weights: Any = None, void: int | None = VOID) -> None:
+        super().__init__(losses.IntersectionOverUnion(weights, void))
+
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch, ()."""
         rows, truth, _ = self._known(logits, labels)
         q = rows.exp()
         onehot = torch.nn.functional.one_hot(truth, q.shape[1]).to(q)
         inside, count = (q * onehot).sum(0), onehot.sum(0)
-        union = count + q.sum(0) - inside
-        share = (count > 0).to(q)
-        if self.weights is not None:
-            share = share * self.weights.to(q)
-        share = share / share.sum().clamp_min(1e-30)
-        return 1.0 - (share * inside / torch.where(union > 0, union, torch.ones_like(union))).sum()
+        totals = torch.stack([inside, count + q.sum(0) - inside, count])
+        weights = None if self.weights is None else self.weights.to(q)
+        inside, union, share = losses.IntersectionOverUnion.parts(totals, weights)
+        return 1.0 - (share * inside / union).sum()
 
 
 class PairwiseEnergy(nn.Module):

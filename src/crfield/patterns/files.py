@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import InputError
-from crfield.dense.files import incomplete, read_document, write_document
+from crfield.io.models import incomplete, read_document, write_document
 from crfield.patterns.convolutional import ConvolutionalPatterns
 from crfield.patterns.model import GridModel
 from crfield.patterns.potential import PatternPotential, Patterns

@@ -74,7 +74,7 @@ class ExactlyOne:
     def sample(
         self, a: FloatArray, temperature: float, rng: np.random.Generator
     ) -> NDArray[np.uint8]:
-        """One categorical draw a row."""
+        """One categorical draw per row."""
         if temperature > 0:
             a = a + temperature * rng.gumbel(size=a.shape)
         return np.asarray(np.arange(a.shape[1]) == a.argmax(1)[:, None], np.uint8)

@@ -18,8 +18,9 @@ from crfield._core import _native
 from crfield._core.threads import thread_count
 from crfield._core.validate import FloatArray, check_memory
 from crfield.dense.filters.lattice import LatticeFilter
-from crfield.dense.meanfield import Term, run_parallel
-from crfield.dense.plan import make_problem
+from crfield.dense.meanfield import State, run_parallel
+from crfield.dense.pairwise import Term
+from crfield.dense.problem import NativeProblem, make_problem
 
 
 def make_filter(features: FloatArray, normalization: str) -> LatticeFilter:
@@ -28,20 +29,20 @@ def make_filter(features: FloatArray, normalization: str) -> LatticeFilter:
     points = _filled_up(features)
     operator = LatticeFilter(points, normalization="none", one_order=True)
     weights = _filled_up(np.ones((n, 1), features.dtype))[:, 0]
-    operator.pre, operator.post = weights, None
+    operator.scales = weights, None
     sums = operator.apply(np.ones_like(weights)[:, None])[:, 0]
     sums[n:] = 1.0  # an extra pixel may be far from all others
     if normalization == "none":
         # The original blurs with (1/2, 1, 1/2) along each of D + 1 axes and divides by 1 + 2^-D;
         # the lattice blurs with half of that.
-        operator.post = np.full_like(weights, 2.0 ** (dim + 1) / (1.0 + 2.0**-dim))
+        post = np.full_like(weights, 2.0 ** (dim + 1) / (1.0 + 2.0**-dim))
+        operator.scales = weights, post
     elif normalization == "symmetric":
-        operator.post = 1.0 / np.sqrt(sums)
-        operator.pre = weights * operator.post
+        operator.scales = weights / np.sqrt(sums), 1.0 / np.sqrt(sums)
     elif normalization == "before":
-        operator.pre = weights / sums
+        operator.scales = weights / sums, None
     else:
-        operator.post = 1.0 / sums
+        operator.scales = weights, 1.0 / sums
     return operator
 
 
@@ -60,17 +61,12 @@ def iterate(
     costs = _filled_up(unary)
     # Costs near 0 keep float32 exact where it matters.
     _native.center_rows(costs, costs, threads)
-    if start is None:
-        problem = make_problem(costs, terms, "concave", threads)
-        outcome = run_parallel(problem, init=None, max_iter=n_iter, tol=0.0, guarded=False)
-        return outcome.marginals[: len(unary)]
-    message, filtered, spare = np.zeros_like(costs), np.empty_like(costs), np.empty_like(costs)
-    q = _filled_up(start)
-    for _ in range(n_iter):
-        _send(terms, q, filtered, message, threads)
-        _update(costs, message, q, spare, threads)
-        q, spare = spare, q
-    return q[: len(unary)]
+    problem = make_problem(
+        costs, terms, "concave", threads, watched=False, fused=start is None
+    )
+    init = None if start is None else _filled_up(start)
+    marginals: FloatArray = run_parallel(problem, init=init, max_iter=n_iter).marginals
+    return marginals[: len(unary)]
 
 
 def divergence(unary: FloatArray, terms: Sequence[Term], q: FloatArray) -> float:
@@ -83,8 +79,8 @@ def divergence(unary: FloatArray, terms: Sequence[Term], q: FloatArray) -> float
     entropy = float((q * np.log(np.maximum(q, np.float32(1e-20)))).sum(dtype=np.float64))
     linear: float = _native.dot(q, unary, threads)
     q = _filled_up(q)
-    message = np.zeros_like(q)
-    _send(terms, q, np.empty_like(q), message, threads)
+    message = np.empty_like(q)
+    NativeProblem(q, terms, "concave", threads, watched=False).send(State(q), message)
     pairs: float = _native.dot(q, message, threads)
     return entropy + linear + pairs
 
@@ -96,24 +92,3 @@ def _filled_up(rows: FloatArray) -> FloatArray:
     result[:n] = rows
     return result
 
-
-def _send(
-    terms: Sequence[Term], q: FloatArray, filtered: FloatArray, message: FloatArray, threads: int
-) -> None:
-    """message = sum_m mu^(m) K^(m) q."""
-    n_labels = q.shape[1]
-    for number, term in enumerate(terms):
-        term.operator.apply(q, out=filtered)
-        values = term.compatibility.native_values(n_labels).astype(q.dtype)
-        _native.add_message(
-            term.compatibility.native_code, values, filtered, None, 1.0, number == 0, message,
-            threads,
-        )
-
-
-def _update(
-    costs: FloatArray, message: FloatArray, old: FloatArray, out: FloatArray, threads: int
-) -> None:
-    """out = softmax(-costs - message)."""
-    nothing = np.empty(0, costs.dtype)
-    _native.update_marginals(costs, message, old, [], nothing, nothing, False, out, threads)

@@ -22,7 +22,7 @@ from crfield.compat.pydensecrf._inputs import as_rows, as_whole, as_widths, chec
 from crfield.compat.pydensecrf.utils import create_pairwise_bilateral, create_pairwise_gaussian
 from crfield.dense.compatibility import Compatibility, Diagonal, Symmetric
 from crfield.dense.filters.lattice import MAX_DIM
-from crfield.dense.meanfield import Term
+from crfield.dense.pairwise import Term
 from crfield.unary.costs import unary_from_features
 
 __all__ = [

@@ -1,7 +1,8 @@
-"""The operator protocol, and what the native operators share: normalization and dense form."""
+"""The operator protocol, and what operators share: normalization, its derivative, dense form."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,35 +10,44 @@ from numpy.typing import NDArray
 
 from crfield._core.threads import thread_count
 from crfield._core.validate import FloatArray, InputError, check_memory
+from crfield.dense.namespace import Array, inverse_root, library_of, row_dots
 
 
 class FeatureGradient(Protocol):
     """A sum of derivatives of expressions in K by the features, normalization included."""
 
-    def add(self, u: FloatArray, v: FloatArray, filtered: FloatArray, out: FloatArray) -> None:
-        """Add d sum(u * K v), given `filtered` = K v; K' u, a by-product, goes to `out`."""
+    def add(self, u: Array, v: Array, filtered: Array, out: Array | None = None) -> Array:
+        """Add d sum(u * K v), given `filtered` = K v; K' u, a by-product, goes to `out` or anew."""
 
-    def add_diagonal(self, s: FloatArray) -> None:
+    def add_diagonal(self, s: Array) -> None:
         """Add d sum_i s_i K_ii, s (N,)."""
 
-    def total(self) -> FloatArray:
+    def total(self) -> Array:
         """The sum (N, D)."""
 
 
 class KernelOperator(Protocol):
-    """A kernel matrix K (N, N) that is applied, never stored."""
+    """A kernel matrix K (N, N) that is applied, never stored, to NumPy arrays or torch tensors."""
 
-    n_variables: int
-    dtype: np.dtype[Any]
-    is_symmetric: bool
+    @property
+    def n_variables(self) -> int:
+        """N."""
 
-    def apply(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
+    @property
+    def dtype(self) -> Any:
+        """Of the work."""
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether K is K'."""
+
+    def apply(self, x: Array, out: Array | None = None) -> Array:
         """K x for x (N, L), written to `out` (N, L) if that is given."""
 
-    def apply_transpose(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
+    def apply_transpose(self, x: Array, out: Array | None = None) -> Array:
         """K' x for x (N, L), as `apply`; another only for normalization before or after."""
 
-    def diagonal(self) -> FloatArray:
+    def diagonal(self) -> Array:
         """K_ii, shape (N,)."""
 
     def start_gradient(self) -> FeatureGradient:
@@ -46,25 +56,200 @@ class KernelOperator(Protocol):
     def spectral_bound(self) -> float:
         """A bound on |eigenvalues| of K, for the shift that guarantees descent."""
 
-    def to_dense(self) -> FloatArray:
+    def to_dense(self) -> Array:
         """K as an (N, N) array; small N only."""
+
+
+class NormalizedOperator:
+    """K~ = diag(post) K diag(pre) around a symmetric K of arrays or tensors that a subclass has.
+
+    symmetric: pre = post = (K 1)^(-1/2); before: pre = 1 / K 1; after: post = 1 / K 1;
+    none: ones, None, unless a subclass has others.
+
+    Scales are (N,), features (N, D); u and v of gradients are (N, L).
+    """
+
+    n_variables: int
+    dtype: Any
+    normalization: str
+
+    @functools.cached_property
+    def scales(self) -> tuple[Array | None, Array | None]:
+        """pre and post, (N,) or None for ones."""
+        if self.normalization == "none":
+            return None, None
+        rows = self.row_sums()
+        if self.normalization == "symmetric":
+            root = inverse_root(rows)
+            return root, root
+        return (1.0 / rows, None) if self.normalization == "before" else (None, 1.0 / rows)
+
+    @property
+    def pre(self) -> Array | None:
+        """What goes in is multiplied by, (N,)."""
+        return self.scales[0]
+
+    @property
+    def post(self) -> Array | None:
+        """What comes out is multiplied by, (N,)."""
+        return self.scales[1]
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether K~ is K~'."""
+        return self.normalization in ("none", "symmetric")
+
+    def row_sums(self) -> Array:
+        """K 1 without normalization, (N,)."""
+        raise NotImplementedError
+
+    def plain_apply(
+        self, x: Array, pre: Array | None, post: Array | None, out: Array | None = None
+    ) -> Array:
+        """diag(post) K diag(pre) x for x (N, L), written to `out` (N, L) if that is given."""
+        raise NotImplementedError
+
+    def plain_diagonal(self) -> Array:
+        """K_ii without normalization, (N,)."""
+        raise NotImplementedError
+
+    def plain_gradient(
+        self, u: Array, u_scale: Array | None, v: Array, v_scale: Array | None
+    ) -> Array:
+        """d sum(u_scale u * K(v_scale v)) / d features (N, D), with the scales held fixed."""
+        raise NotImplementedError
+
+    def gradient_and_transpose(
+        self, u: Array, v: Array, out: Array | None
+    ) -> tuple[Array, Array]:
+        """d sum(u * K~ v) / d features (N, D) with the scales held fixed, and K~' u (N, L), which
+        goes to `out` (N, L) or anew; u and v are (N, L).
+        """
+        return (
+            self.plain_gradient(u, self.post, v, self.pre), self.apply_transpose(u, out)
+        )
+
+    def plain_diagonal_gradient(self, s: Array) -> Array:
+        """d sum_i s_i K_ii / d features (N, D) for s (N,), K without normalization."""
+        raise NotImplementedError
+
+    def apply(self, x: Array, out: Array | None = None) -> Array:
+        """K~ x for x (N, L), written to `out` (N, L) if that is given."""
+        return self.plain_apply(x, self.pre, self.post, out)
+
+    def apply_transpose(self, x: Array, out: Array | None = None) -> Array:
+        """K~' x for x (N, L), written to `out` (N, L) if that is given."""
+        return self.plain_apply(x, self.post, self.pre, out)
+
+    def diagonal(self) -> Array:
+        """K~_ii, (N,)."""
+        return self.rescale(self.plain_diagonal())
+
+    def rescale(self, values: Array) -> Array:
+        """Values (N,) times pre and post."""
+        for scale in (self.pre, self.post):
+            if scale is not None:
+                values = values * scale
+        return values
+
+    def start_gradient(self) -> NormalizedGradient:
+        """A sum of derivatives by the features, to be added to."""
+        return NormalizedGradient(self)
+
+    def identity(self, n_columns: int) -> Array:
+        """The first columns of I, (N, n_columns), as an array or tensor that K takes."""
+        return np.eye(self.n_variables, n_columns, dtype=self.dtype)
+
+    def spectral_bound(self) -> float:
+        """max_i sum_j |K_ij| for kernels without negative values, which bounds the eigenvalues."""
+        if not self.n_variables:
+            return 0.0
+        return float(self.apply(0.0 * self.identity(1) + 1.0).max())
+
+    def to_dense(self) -> Array:
+        """K~ as an (N, N) array; small N only."""
+        n = self.n_variables
+        check_memory(
+            3.0 * n * n * self.dtype.itemsize, f"A dense {n} x {n} kernel",
+            "use fewer variables or apply the operator instead",
+        )
+        return self.apply(self.identity(n))
+
+
+class NormalizedGradient:
+    """A sum of d sum(u * K~ v) and d sum_i s_i K~_ii by the features, normalization included.
+
+    The scales move with the features too: with r = K 1 and K~ = diag(r)^(-1/2) K diag(r)^(-1/2),
+
+        d(u'K~v) = (r^(-1/2) u)'dK(r^(-1/2) v) + w'dK 1,  w = -1/(2r) sum_l (u * K~v + v * K~'u),
+
+    and one of the two sums without the 1/2 for the one-sided forms. The w of all summands go
+    through one derivative of the row sums at the end.
+    """
+
+    def __init__(self, operator: NormalizedOperator) -> None:
+        self._operator = operator
+        self._direct: Array | None = None
+        self._own: Array | None = None  # dL by the logarithms of the scales
+
+    def add(self, u: Array, v: Array, filtered: Array, out: Array | None = None) -> Array:
+        """Add d sum(u * K~ v), given `filtered` = K~ v, all (N, L); K~' u goes to `out` or anew."""
+        operator = self._operator
+        direct, back = operator.gradient_and_transpose(u, v, out)
+        self._direct = _plus(self._direct, direct)
+        if operator.normalization in ("symmetric", "before"):
+            self._own = _plus(self._own, row_dots(v, back))
+        if operator.normalization in ("symmetric", "after"):
+            self._own = _plus(self._own, row_dots(u, filtered))
+        return back
+
+    def add_sums(self, direct: Array, own: Array) -> None:
+        """Add what `add` would for several u and v on both sides of a symmetric K~.
+
+        direct : (N, D), their derivative with the scales held fixed.
+        own : (N,), sum_l (u * K~ v + v * K~ u).
+        """
+        self._direct = _plus(self._direct, direct)
+        self._own = _plus(self._own, own)
+
+    def add_diagonal(self, s: Array) -> None:
+        """Add d sum_i s_i K~_ii for s (N,)."""
+        operator = self._operator
+        scaled = operator.rescale(s)
+        self._direct = _plus(self._direct, operator.plain_diagonal_gradient(scaled))
+        own = scaled * operator.plain_diagonal()
+        self._own = _plus(self._own, 2.0 * own if operator.normalization == "symmetric" else own)
+
+    def total(self) -> Array:
+        """The sum (N, D)."""
+        operator = self._operator
+        assert self._direct is not None
+        if operator.normalization == "none":
+            return self._direct
+        assert self._own is not None
+        power = -0.5 if operator.normalization == "symmetric" else -1.0
+        by_rows = operator.rescale(power * self._own)[:, None]  # d(1/r) = -dr / r^2
+        ones = library_of(by_rows).ones_like(by_rows)
+        return self._direct + operator.plain_gradient(by_rows, None, ones, None)
+
+
+def _plus(total: Array | None, part: Array) -> Array:
+    return part if total is None else total + part
 
 
 _LARGE = 2.0**30  # bytes from which on memory is checked before a filter allocates
 
 
-class NormalizedFilter:
-    """K~ = diag(post) K diag(pre) around a symmetric native operator K.
-
-    symmetric: pre = post = (K 1)^(-1/2); before: pre = 1 / K 1; after: post = 1 / K 1;
-    none: pre = post = sqrt(scale), where scale corrects the native operator's mass.
+class NativeFilter(NormalizedOperator):
+    """An operator around a compiled one, on arrays.
 
     native : the compiled K (N, N).
     n : number of variables N.
     dtype : float32 or float64, of the work.
     normalization : "symmetric", "before", "after" or "none".
     threads : native threads, None for all cores.
-    scale : what the native operator's mass is to be multiplied by.
+    scale : what the native operator's mass is to be multiplied by, which other normalizations than
+        "none" do anyway.
     """
 
     def __init__(
@@ -75,103 +260,61 @@ class NormalizedFilter:
         self._threads = thread_count(threads)
         self.n_variables = n
         self.dtype = dtype
-        self.is_symmetric = normalization in ("none", "symmetric")
         self.normalization = normalization
         self.scale = scale
-        self.pre: FloatArray | None = None
-        self.post: FloatArray | None = None
-        if normalization == "none":
-            if scale != 1.0:
-                self.pre = self.post = np.full(n, np.sqrt(scale), dtype)
-            return
-        rows = self.row_sums()
-        if n and not rows.min() > 0:
+        if normalization == "none" and scale != 1.0:
+            root = np.full(n, np.sqrt(scale), dtype)
+            self.scales = root, root
+        elif n:
+            self._check_scales()
+
+    def _check_scales(self) -> None:
+        """Refuse row sums from which no scale can be made."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = [scale for scale in self.scales if scale is not None]
+        if not all(scale.min() > 0 and scale.max() < np.inf for scale in found):
             raise InputError(
-                f"normalization {normalization!r} needs positive row sums, got {rows.min():.3g}; "
-                'use normalization="none" with this kernel shape.'
+                f"normalization {self.normalization!r} needs positive row sums, got "
+                f"{self.row_sums().min():.3g}; use normalization=\"none\" with this kernel shape."
             )
-        if normalization == "symmetric":
-            self.pre = self.post = 1.0 / np.sqrt(rows)
-        elif normalization == "before":
-            self.pre = 1.0 / rows
-        else:
-            self.post = 1.0 / rows
 
     def row_sums(self) -> FloatArray:
-        """K 1 without normalization, (N,)."""
-        return self._run(np.ones((self.n_variables, 1), self.dtype), None, None, None)[:, 0]
+        ones = np.ones((self.n_variables, 1), self.dtype)
+        return self.plain_apply(ones, None, None)[:, 0]
 
-    def apply(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
-        """K~ x for x (N, L), written to `out` (N, L) if that is given."""
-        return self._run(x, self.pre, self.post, out)
-
-    def apply_transpose(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
-        """K~' x for x (N, L), written to `out` (N, L) if that is given."""
-        return self._run(x, self.post, self.pre, out)
-
-    def diagonal(self) -> FloatArray:
-        """K~_ii, (N,)."""
-        result = self.plain_diagonal()
-        for scale in (self.pre, self.post):
-            if scale is not None:
-                result = result * scale
-        return result
-
-    def start_gradient(self) -> FeatureGradient:
-        """A sum of derivatives by the features, to be added to."""
-        return _NormalizedGradient(self)
-
-    def plain_gradient(
-        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
-        out: FloatArray | None,
-    ) -> FloatArray:
-        """d sum(u_scale u * K(v_scale v)) / d features (N, D), K without normalization.
-
-        The scales are held fixed. u and v are (N, L), their scales (N,) or None;
-        v_scale K(u_scale u) goes to `out` (N, L) if that is given.
-        """
-        raise NotImplementedError
-
-    def plain_diagonal_gradient(self, s: FloatArray) -> FloatArray:
-        """d sum_i s_i K_ii / d features (N, D) for s (N,), K without normalization."""
-        raise NotImplementedError
-
-    def spectral_bound(self) -> float:
-        """max_i sum_j |K_ij| for kernels without negative values, which bounds the eigenvalues."""
-        if not self.n_variables:
-            return 0.0
-        return float(self.apply(np.ones((self.n_variables, 1), self.dtype)).max())
-
-    def to_dense(self) -> FloatArray:
-        """K~ as an (N, N) array; small N only."""
-        n = self.n_variables
-        check_memory(
-            3.0 * n * n * self.dtype.itemsize, f"A dense {n} x {n} kernel",
-            "use fewer variables or apply the operator instead",
-        )
-        return self.apply(np.eye(n, dtype=self.dtype))
-
-    def plain_diagonal(self) -> FloatArray:
-        """K_ii without normalization, (N,)."""
-        raise NotImplementedError
-
-    def _run(
+    def plain_apply(
         self, x: FloatArray, pre: FloatArray | None, post: FloatArray | None,
-        out: FloatArray | None,
+        out: FloatArray | None = None,
     ) -> FloatArray:
         values: NDArray[Any] = np.ascontiguousarray(x, dtype=self.dtype)
         if values.ndim != 2 or values.shape[0] != self.n_variables:
             raise InputError(
                 f"x must have shape ({self.n_variables}, L), got {np.shape(x)}; "
-                "give one row a variable."
+                "give one row per variable."
             )
         if out is None:
             out = np.empty_like(values)
         self._native.apply(values, pre, post, out, self._threads)
         return out
 
+    def plain_gradient(
+        self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
+        out: FloatArray | None = None,
+    ) -> FloatArray:
+        """As for all operators; v_scale K(u_scale u) goes to `out` (N, L) if that is given.
 
-class TableFilter(NormalizedFilter):
+        u and v are (N, L), u_scale and v_scale (N,) or None, what comes back is (N, D).
+        """
+        raise NotImplementedError
+
+    def gradient_and_transpose(
+        self, u: FloatArray, v: FloatArray, out: FloatArray | None
+    ) -> tuple[FloatArray, FloatArray]:
+        out = np.empty_like(u) if out is None else out
+        return self.plain_gradient(u, self.post, v, self.pre, out), out
+
+
+class TableFilter(NativeFilter):
     """A compiled K = S B S' that works through a table of `n_vertices` rows; `dim` is D."""
 
     def __init__(
@@ -192,9 +335,9 @@ class TableFilter(NormalizedFilter):
         """The compiled operator."""
         return self._native
 
-    def _run(
+    def plain_apply(
         self, x: FloatArray, pre: FloatArray | None, post: FloatArray | None,
-        out: FloatArray | None,
+        out: FloatArray | None = None,
     ) -> FloatArray:
         # Very narrow kernels have more vertices than there are variables.
         tables = 4.0 * self.n_vertices * x.shape[-1] * self.dtype.itemsize
@@ -202,11 +345,11 @@ class TableFilter(NormalizedFilter):
             check_memory(
                 tables, f"A kernel with {self.n_vertices} vertices", "use wider kernels or tiles"
             )
-        return super()._run(x, pre, post, out)
+        return super().plain_apply(x, pre, post, out)
 
     def plain_gradient(
         self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
-        out: FloatArray | None,
+        out: FloatArray | None = None,
     ) -> FloatArray:
         """The derivative (N, D) of the filter itself, whose weights are piecewise linear in f.
 
@@ -221,9 +364,10 @@ class TableFilter(NormalizedFilter):
 
         own : (N,) sum_l (u * Kv + v * Ku), over all summands.
         """
-        gradient = _NormalizedGradient(self)
+        gradient = self.start_gradient()
         gradient.add_sums(direct, own)
-        return gradient.total()
+        total: FloatArray = gradient.total()
+        return total
 
     def plain_diagonal_gradient(self, s: FloatArray) -> FloatArray:
         gradient = np.empty((self.n_variables, self.n_features), self.dtype)
@@ -234,57 +378,3 @@ class TableFilter(NormalizedFilter):
         out = np.empty(self.n_variables, self.dtype)
         self._native.diagonal(out, self._threads)
         return out
-
-
-class _NormalizedGradient:
-    """The scales move with the features too: with r = K 1 and K~ = diag(r)^(-1/2) K diag(r)^(-1/2),
-
-        d(u'K~v) = (r^(-1/2) u)'dK(r^(-1/2) v) + w'dK 1,  w = -1/(2r) sum_l (u * K~v + v * K~'u),
-
-    and one of the two sums without the 1/2 for the one-sided forms. The w of all summands go
-    through one derivative of the row sums at the end.
-    """
-
-    def __init__(self, operator: NormalizedFilter) -> None:
-        self._operator = operator
-        self._direct: FloatArray | None = None
-        self._by_row_sum = np.zeros(operator.n_variables, operator.dtype)
-        self._scale = np.ones_like(self._by_row_sum)  # 1 / r, a constant for "none"
-        for scale in (operator.pre, operator.post):
-            if scale is not None:
-                self._scale = self._scale * scale
-
-    def add(self, u: FloatArray, v: FloatArray, filtered: FloatArray, out: FloatArray) -> None:
-        operator = self._operator
-        self._add_direct(operator.plain_gradient(u, operator.post, v, operator.pre, out))
-        if operator.normalization in ("symmetric", "before"):
-            self._add_by_scale(v, out)
-        if operator.normalization in ("symmetric", "after"):
-            self._add_by_scale(u, filtered)
-
-    def add_sums(self, direct: FloatArray, own: FloatArray) -> None:
-        """What `add` would have added for several u and v, for both sides of a symmetric K."""
-        self._add_direct(direct)
-        if self._operator.normalization == "symmetric":
-            self._by_row_sum -= 0.5 * self._scale * own
-
-    def add_diagonal(self, s: FloatArray) -> None:
-        own = self._operator.plain_diagonal()
-        self._add_direct(self._operator.plain_diagonal_gradient(s * self._scale))
-        self._by_row_sum -= s * own * self._scale**2  # d(1/r) = -dr / r^2
-
-    def total(self) -> FloatArray:
-        column = self._by_row_sum[:, None]
-        if self._operator.normalization != "none":
-            ones = np.ones_like(column)
-            self._add_direct(self._operator.plain_gradient(column, None, ones, None, None))
-        assert self._direct is not None
-        return self._direct
-
-    def _add_by_scale(self, x: FloatArray, filtered: FloatArray) -> None:
-        share = 0.5 if self._operator.normalization == "symmetric" else 1.0
-        self._by_row_sum -= share * self._scale * np.einsum("il,il->i", x, filtered)
-
-    def _add_direct(self, gradient: FloatArray) -> None:
-        self._direct = gradient if self._direct is None else self._direct + gradient
-

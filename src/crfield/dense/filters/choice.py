@@ -13,22 +13,22 @@ from crfield.dense.filters.lattice import MAX_DIM, LatticeFilter
 from crfield.dense.kernels import LARGEST_FEATURE, Kernel
 from crfield.dense.observation import GridFeatures
 
-METHODS = ("auto", "lattice", "exact")
+FILTERS = ("auto", "lattice", "exact")
 
 # Up to here the exact sum takes no longer than building a lattice.
 SMALL = 2048
 
 
 def make_filter(
-    features: FloatArray | GridFeatures, kernel: Kernel, method: str = "auto", *, tol: float = 0.0,
-    threads: int | None = None, n_whole: int | None = None,
+    features: FloatArray | GridFeatures, kernel: Kernel, filter: str = "auto", *,
+    filter_tol: float = 0.0, threads: int | None = None, n_whole: int | None = None,
 ) -> KernelOperator:
     """The operator of `kernel` on scaled features (N, D), float32 or float64.
 
-    method : "auto" takes the exact sum for other than Gaussian kernels, for up to 2048 variables
+    filter : "auto" takes the exact sum for other than Gaussian kernels, for up to 2048 variables
         and for more than 16 feature dimensions, a grid of nodes for positions on a grid, the
         lattice otherwise; "lattice"; "exact".
-    tol : pairs of variables whose kernel value is below it may be left out of exact sums.
+    filter_tol : pairs of variables whose kernel value is below it may be left out of exact sums.
     threads : native threads, None for all cores.
     n_whole : number of variables that "auto" goes by, if these are a part of more.
     """
@@ -37,15 +37,18 @@ def make_filter(
             f"kernel must be Spatial, Bilateral or FeatureKernel, got {shown(kernel)}; "
             "for example Spatial(3)."
         )
-    as_choice(method, "filter", METHODS)
-    if not 0.0 <= as_scalar(tol, "filter_tol") < 1.0:
-        raise InputError(f"filter_tol must be at least 0 and below 1, got {tol}; 0 skips nothing.")
+    as_choice(filter, "filter", FILTERS)
+    filter_tol = as_scalar(filter_tol, "filter_tol")
+    if not 0.0 <= filter_tol < 1.0:
+        raise InputError(
+            f"filter_tol must be at least 0 and below 1, got {filter_tol:g}; 0 skips nothing."
+        )
     thread_count(threads)
     if not isinstance(features, GridFeatures):
         features = as_floats(features, "features")
         if features.ndim != 2:
             raise InputError(
-                f"features must have shape (N, D), got {features.shape}; give one row a variable."
+                f"features must have shape (N, D), got {features.shape}; give one row per variable."
             )
         largest = float(np.abs(features).max(initial=0.0))
         if not largest <= LARGEST_FEATURE:
@@ -54,14 +57,14 @@ def make_filter(
                 "divide them by larger widths."
             )
     gaussian = kernel.shape == "gaussian"
-    if method == "auto":
+    if filter == "auto":
         count = features.shape[0] if n_whole is None else n_whole
         fits = gaussian and count > SMALL and features.shape[1] <= MAX_DIM
-        method = "exact" if not fits else "grid" if GridFilter.suits(features) else "lattice"
-    if method == "exact":
+        filter = "exact" if not fits else "grid" if GridFilter.suits(features) else "lattice"
+    if filter == "exact":
         dense = features.dense() if isinstance(features, GridFeatures) else features
         return ExactFilter(
-            dense, shape=kernel.shape, normalization=kernel.normalization, tol=tol,
+            dense, shape=kernel.shape, normalization=kernel.normalization, filter_tol=filter_tol,
             threads=threads,
         )
     if not gaussian:
@@ -69,7 +72,7 @@ def make_filter(
             f"the lattice takes Gaussian kernels only, got shape {kernel.shape!r}; "
             'use filter="exact" or "auto".'
         )
-    if method == "grid":
+    if filter == "grid":
         assert isinstance(features, GridFeatures)
         return GridFilter(features, normalization=kernel.normalization, threads=threads)
     return LatticeFilter(features, normalization=kernel.normalization, threads=threads)

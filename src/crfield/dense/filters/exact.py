@@ -6,31 +6,31 @@ import numpy as np
 
 from crfield._core import _native
 from crfield._core.threads import thread_count
-from crfield._core.validate import FloatArray, InputError, as_scalar
-from crfield.dense.filters.base import NormalizedFilter
+from crfield._core.validate import FloatArray, InputError
+from crfield.dense.filters.base import NativeFilter
 
 _SHAPE_CODES = {"gaussian": 0, "tent": 1, "sinc": 2}
 
 
-class ExactFilter(NormalizedFilter):
+class ExactFilter(NativeFilter):
     """(K x)_i = sum_j k(f_i, f_j) x_j over all N^2 pairs, tile by tile.
 
     features : (N, D), scaled by the kernel's widths.
     shape : "gaussian", "tent" or "sinc".
-    tol : pairs of tiles in which every |k| is below this are skipped, so that each entry of K x is
-        wrong by at most N tol max|x| before normalization; 0 skips nothing.
+    filter_tol : pairs of tiles in which every |k| is below this are skipped, so that each entry of
+        K x is wrong by at most N filter_tol max|x| before normalization; 0 skips nothing.
     """
 
     def __init__(
         self, features: FloatArray, *, shape: str = "gaussian", normalization: str = "symmetric",
-        tol: float = 0.0, threads: int | None = None,
+        filter_tol: float = 0.0, threads: int | None = None,
     ) -> None:
         self._shape = shape
         self._features = features
         n = features.shape[0]
         build = _native.ExactSum64 if features.dtype == np.float64 else _native.ExactSum32
         native = build(
-            features, _SHAPE_CODES[shape], as_scalar(tol, "filter_tol"), thread_count(threads)
+            features, _SHAPE_CODES[shape], filter_tol, thread_count(threads)
         )
         self.active_fraction = native.active_fraction
         super().__init__(native, n, features.dtype, normalization, threads)
@@ -46,7 +46,7 @@ class ExactFilter(NormalizedFilter):
 
     def plain_gradient(
         self, u: FloatArray, u_scale: FloatArray | None, v: FloatArray, v_scale: FloatArray | None,
-        out: FloatArray | None,
+        out: FloatArray | None = None,
     ) -> FloatArray:
         """-sum_j k_ij (f_i - f_j) (u_i'v_j + v_i'u_j), (N, D), by filtering u, v, and both times f.
 
@@ -66,7 +66,7 @@ class ExactFilter(NormalizedFilter):
         f = self._features - self._features.mean(0)  # differences count; small numbers round less
         weighted = [x * f[:, d : d + 1] for d in range(f.shape[1]) for x in (u, v)]
         stacked = np.concatenate([u, v, *weighted], axis=1)
-        filtered = self._run(stacked, None, None, None).reshape(n, -1, 2, n_columns)
+        filtered = self.plain_apply(stacked, None, None).reshape(n, -1, 2, n_columns)
         swapped = np.stack([v, u], axis=1)[:, None]  # u meets K v and v meets K u
         if out is not None:
             np.multiply(filtered[:, 0, 0], 1.0 if v_scale is None else v_scale[:, None], out=out)

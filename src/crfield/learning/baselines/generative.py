@@ -20,11 +20,11 @@ from crfield._core.validate import InputError, as_count, as_scalar
 from crfield.dense.compatibility import Potts
 from crfield.dense.inference import Inference
 from crfield.dense.kernels import Kernel
-from crfield.dense.losses import VOID
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
 from crfield.dense.pairwise import Pairwise
 from crfield.learning.baselines.search import SearchCallback, Searched, grid_search
+from crfield.learning.losses import VOID
 from crfield.learning.objective import Example, check_example, spacing_of
 from crfield.metrics import as_label_map
 

@@ -25,10 +25,10 @@ from crfield._core.optimize import Vector
 from crfield._core.validate import InputError, as_count, as_positive_number, as_scalar
 from crfield.dense.filters import KernelOperator
 from crfield.dense.inference import Inference
-from crfield.dense.losses import VOID
 from crfield.dense.model import DenseCRF
 from crfield.learning.baselines.scoring import summed, visit_all
 from crfield.learning.learner import Learned, LearningReport, default_l2
+from crfield.learning.losses import VOID
 from crfield.learning.objective import Confusion, Example, settle, unroll, with_inference
 from crfield.learning.parameters import ModelGradient, Parameters
 from crfield.metrics import as_label_map, confusion_matrix, mean_iou

@@ -9,8 +9,8 @@ import numpy as np
 
 from crfield._core.validate import InputError
 from crfield.dense.inference import Inference
-from crfield.dense.losses import VOID
 from crfield.dense.model import DenseCRF
+from crfield.learning.losses import VOID
 from crfield.learning.objective import (
     Confusion,
     Example,

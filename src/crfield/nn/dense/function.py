@@ -14,22 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crfield.nn.dense.fused_run import FusedRun
-from crfield.nn.dense.native_run import NativeOperator, NativeRun, build_native_operator
-from crfield.nn.dense.settings import Settings
-from crfield.nn.dense.tensor_run import (
-    Operator,
+from crfield.nn.dense.run import (
+    NativeRun,
+    RunSettings,
     TensorRun,
     by_compatibility,
     matrix_of,
-    sum_along_axes,
 )
 
 Run = NativeRun | TensorRun
 
 
 def mean_field(
-    unary: Tensor, features: Sequence[Tensor], compatibilities: Sequence[Tensor], settings: Settings
+    unary: Tensor, features: Sequence[Tensor], compatibilities: Sequence[Tensor],
+    settings: RunSettings,
 ) -> Tensor:
     """Marginals (B, N, L), or their logarithms, of costs (B, N, L).
 
@@ -52,7 +50,7 @@ def mean_field(
 
 def _start(
     unary: Tensor, features: Sequence[Tensor], compatibilities: Sequence[Tensor],
-    settings: Settings, *, keep: bool,
+    settings: RunSettings, *, keep: bool,
 ) -> Run:
     unary = unary.detach()
     # The same objects where that is possible: operators on them may be remembered.
@@ -60,29 +58,15 @@ def _start(
     compatibilities = [values.detach() for values in compatibilities]
     if unary.device.type == "cpu" and settings.gradient == "unrolled":
         return NativeRun(unary, features, compatibilities, settings, keep=keep)
+    from crfield.nn.dense.operators import build_operators  # only here are kernels needed
+    from crfield.nn.dense.passes import FusedRun
+
     operators = build_operators(features, settings, len(unary), unary.dtype)
     kind = FusedRun if FusedRun.covers(unary, operators, compatibilities, settings) else TensorRun
     return kind(unary, operators, compatibilities, settings, keep=keep)
 
 
-def build_operators(
-    features: Sequence[Tensor], settings: Settings, n_images: int, dtype: torch.dtype
-) -> list[Operator]:
-    """The operators of all terms on the device of their features."""
-    pairs = list(zip(features, settings.terms, strict=True))
-    if all(values.device.type == "cpu" for values in features):
-        return [
-            NativeOperator([
-                build_native_operator(values, term, settings, image)[0] for image in range(n_images)
-            ])
-            for values, term in pairs
-        ]
-    from crfield.nn.dense.choice import build_operator  # only here are its kernels needed
-
-    return [build_operator(values, term, settings, n_images, dtype) for values, term in pairs]
-
-
-def _result(run: Run, settings: Settings, *, keep: bool) -> Tensor:
+def _result(run: Run, settings: RunSettings, *, keep: bool) -> Tensor:
     marginals = run.marginals
     if settings.log_marginals:
         return marginals.clamp_min(torch.finfo(marginals.dtype).tiny).log()
@@ -91,7 +75,7 @@ def _result(run: Run, settings: Settings, *, keep: bool) -> Tensor:
 
 
 def _by_inputs(
-    rows: Sequence[Tensor | None], features: Sequence[Tensor], settings: Settings
+    rows: Sequence[Tensor | None], features: Sequence[Tensor], settings: RunSettings
 ) -> list[Tensor | None]:
     """From derivatives by each point's features to those by the features as they were given."""
     found: list[Tensor | None] = []
@@ -105,9 +89,19 @@ def _by_inputs(
     return found
 
 
+def sum_along_axes(by_point: Tensor, grid: Sequence[int]) -> Tensor:
+    """From derivatives by the coordinates of all points (B * N, d) to those by the axes."""
+    points = by_point.reshape(-1, *grid, len(grid))
+    parts = []
+    for a in range(len(grid)):
+        others = [k for k in range(1 + len(grid)) if k != 1 + a]
+        parts.append(points[..., a].sum(others))
+    return torch.cat(parts)
+
+
 @torch.compiler.disable  # its numbers come from outside the graph
 def pair_energy(
-    q: Tensor, features: Sequence[Tensor], compatibilities: Sequence[Tensor], settings: Settings
+    q: Tensor, features: Sequence[Tensor], compatibilities: Sequence[Tensor], settings: RunSettings
 ) -> Tensor:
     """1/2 sum_m sum(q * K^(m) q mu^(m)) of marginals (B, N, L), self-pairs included."""
     energy: Tensor = _PairEnergy.apply(settings, len(features), q, *features, *compatibilities)
@@ -123,7 +117,11 @@ def _holder(like: Tensor, held: object) -> Tensor:
 
 class _PairEnergy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, settings: Settings, n_terms: int, q: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, settings: RunSettings, n_terms: int, q: Tensor, *inputs: Tensor
+    ) -> Tensor:
+        from crfield.nn.dense.operators import build_operators
+
         features, compatibilities = inputs[:n_terms], inputs[n_terms:]
         operators = build_operators(
             [values.detach() for values in features], settings, len(q), q.dtype
@@ -141,6 +139,8 @@ class _PairEnergy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
+        from crfield.nn.dense.operators import build_operators
+
         holder, q, *rest = ctx.saved_tensors
         n = ctx.n_terms
         features, compatibilities, filtered = rest[:n], rest[n : 2 * n], rest[2 * n :]
@@ -159,7 +159,7 @@ class _PairEnergy(torch.autograd.Function):
             by_compatibilities.append(by_compatibility(0.5 * given * (q.T @ part), compatibility))
             if ctx.needs_input_grad[3 + m]:
                 gradient = operator.start_gradient()
-                gradient.add(0.5 * q @ mu, q, part, 0.5 * back @ mu)
+                gradient.add(0.5 * q @ mu, q, part)
                 rows.append(given * gradient.total())
             else:
                 rows.append(None)
@@ -170,7 +170,7 @@ class _PairEnergy(torch.autograd.Function):
 class _MeanField(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, settings: Settings, n_terms: int, unary: Tensor, *inputs: Tensor
+        ctx: Any, settings: RunSettings, n_terms: int, unary: Tensor, *inputs: Tensor
     ) -> Tensor:
         features, compatibilities = inputs[:n_terms], inputs[n_terms:]
         keep = any(ctx.needs_input_grad)
@@ -191,7 +191,7 @@ class _MeanField(torch.autograd.Function):
             run = _start(unary, features, compatibilities, ctx.settings, keep=True)
         found = run.backward(given, widths)
         by_features = _by_inputs(found.features, features, ctx.settings)
-        return (None, None, found.unary, *by_features, *found.compatibilities)
+        return (None, None, found.unary, *by_features, *found.compatibility)
 
 
 # Runs of compiled graphs that wait for their way back, by number.
@@ -207,7 +207,7 @@ def compiled_forward(
 ) -> tuple[Tensor, Tensor]:
     """`mean_field` and the number under which the run waits, if it is to be kept."""
     global _counter
-    parsed = Settings.from_text(settings, grid)
+    parsed = RunSettings.from_text(settings, grid)
     run = _start(unary, features, compatibilities, parsed, keep=keep)
     if keep:
         _counter += 1
@@ -231,7 +231,7 @@ def compiled_backward(
     compatibilities: list[Tensor], grid: list[int], settings: str, widths: list[bool],
 ) -> list[Tensor]:
     """dL by unary, the features that are wanted (empty otherwise) and the compatibilities."""
-    parsed = Settings.from_text(settings, grid)
+    parsed = RunSettings.from_text(settings, grid)
     run = _WAITING.pop(int(number), None)
     if run is None:
         run = _start(unary, features, compatibilities, parsed, keep=True)
@@ -241,7 +241,7 @@ def compiled_backward(
         by if by is not None else torch.zeros_like(values) if wanted else given.new_empty(0)
         for by, values, wanted in zip(by_features, features, widths, strict=True)
     ]
-    return [found.unary, *known, *found.compatibilities]
+    return [found.unary, *known, *found.compatibility]
 
 
 @compiled_backward.register_fake

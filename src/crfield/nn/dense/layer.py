@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from crfield._core.threads import thread_count
-from crfield._core.validate import InputError, as_choice, as_count, as_positive, as_scalar, shown
+from crfield._core.validate import InputError, as_choice, as_positive, shown
 from crfield.dense.compatibility import Potts
-from crfield.dense.filters import METHODS
+from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Spatial
 from crfield.dense.model import DenseCRF as Model
 from crfield.dense.pairwise import Pairwise
 from crfield.nn.dense.features import is_on_grid, scaled_features, scaled_positions
 from crfield.nn.dense.function import mean_field
 from crfield.nn.dense.parameters import LEARNABLE, PairwiseParameters
-from crfield.nn.dense.settings import GRADIENTS, Settings, TermSettings
+from crfield.nn.dense.run import GRADIENTS, RunSettings, TermSettings
 from crfield.nn.tensors import check_logits, check_tensor
 
-ALGORITHMS = ("concave", "cccp", "parallel")
 OUTPUTS = ("logits", "marginals")
+DEFAULT_MAX_ITER = 5
 
 _DEFAULT_TERMS = (
     Pairwise(Spatial(3.0), Potts(3.0)), Pairwise(Bilateral(60.0, 10.0), Potts(5.0)),
@@ -46,20 +46,18 @@ class DenseCRF(nn.Module):
     n_labels : number of labels L, at least 2.
     terms : `crfield.Pairwise` terms; by default positions 3 px, weight 3, and positions and colors
         60 px / 10, weight 5.
-    n_iter : number of updates.
-    algorithm : "concave" (KK13 3.2), "cccp" (KK13 3.1) or "parallel" (KK11).
-    method : "auto", "lattice" or "exact", how kernels are summed.
+    inference : algorithm ("concave", KK13 3.2, "cccp", KK13 3.1, or "parallel", KK11), filter,
+        filter_tol, max_iter and threads of a `crfield.Inference`; "concave" and 5 updates if it
+        does not say. A layer always does max_iter updates, so that its `tol` is not used.
     output : "logits" (logarithms of the marginals, for a cross-entropy) or "marginals".
     learn : which of "weight", "compatibility" and "kernel" are learned. What must stay positive
         moves by a factor: a `Potts(0)` stays 0.
     gradient : "unrolled" goes back through all updates; "implicit" takes the result for a fixed
         point, which needs the memory of one update and enough of them to converge.
-    checkpoint : compute the marginals again on the way back instead of keeping them.
-    tol : exact sums may leave out pairs of points whose kernel value is below this.
+    recompute : compute the marginals again on the way back instead of keeping them.
     spacing : distance between grid neighbors along each axis, for anisotropic volumes.
     deterministic : on a GPU, sum in a fixed order; None follows
         `torch.use_deterministic_algorithms`.
-    threads : native threads on the CPU, None for all cores.
 
     Examples
     --------
@@ -68,31 +66,24 @@ class DenseCRF(nn.Module):
     """
 
     def __init__(
-        self, n_labels: int, terms: Sequence[Pairwise] | None = None, *, n_iter: int = 5,
-        algorithm: str = "concave", method: str = "auto", output: str = "logits",
-        learn: Collection[str] = LEARNABLE, gradient: str = "unrolled", checkpoint: bool = False,
-        tol: float = 0.0, spacing: Any = None, deterministic: bool | None = None,
-        threads: int | None = None,
+        self, n_labels: int, terms: Sequence[Pairwise] | None = None, *,
+        inference: Inference | None = None, output: str = "logits",
+        learn: Collection[str] = LEARNABLE, gradient: str = "unrolled", recompute: bool = False,
+        spacing: Any = None, deterministic: bool | None = None,
     ) -> None:
         super().__init__()
         model = Model(n_labels, _DEFAULT_TERMS if terms is None else terms)
         self.n_labels = model.n_labels
         if self.n_labels < 2:
             raise InputError(
-                "n_labels must be at least 2 in a layer, got 1; for one logit x a pixel use "
+                "n_labels must be at least 2 in a layer, got 1; for one logit x per pixel use "
                 "2 labels and torch.cat([torch.zeros_like(x), x], 1)."
             )
-        self.n_iter = as_count(n_iter, "n_iter", 0)
-        self.algorithm = as_choice(algorithm, "algorithm", ALGORITHMS)
-        self.method = as_choice(method, "method", METHODS)
+        self.inference = inference  # type: ignore[assignment]
         self.output = as_choice(output, "output", OUTPUTS)
         self.gradient = as_choice(gradient, "gradient", GRADIENTS)
-        self.checkpoint = bool(checkpoint)
-        self.tol = as_scalar(tol, "tol")
-        if not 0.0 <= self.tol < 1.0:
-            raise InputError(f"tol must be at least 0 and below 1, got {self.tol:g}; 0 is exact.")
+        self.recompute = bool(recompute)
         self.deterministic = None if deterministic is None else bool(deterministic)
-        self.threads = None if threads is None else thread_count(threads)
         self.spacing = None if spacing is None else tuple(
             np.atleast_1d(as_positive(spacing, "spacing")).ravel().tolist()
         )
@@ -107,7 +98,8 @@ class DenseCRF(nn.Module):
     def from_model(cls, model: Model, **options: Any) -> DenseCRF:
         """The layer of a `crfield.DenseCRF`, `model`; `options` as for the constructor.
 
-        `n_iter` and `algorithm` are those that the model was learned with, if it was.
+        The algorithm and the number of updates are those that the model was learned with, if it
+        was, unless an `inference` among the options says otherwise.
         """
         if not isinstance(model, Model):
             raise InputError(
@@ -119,16 +111,19 @@ class DenseCRF(nn.Module):
                 "a layer has no recalibration, got a model with one; put a 1x1 convolution before "
                 "the layer, or drop it with dataclasses.replace(model, recalibration=None)."
             )
-        learned = {"n_iter": model.max_iter, "algorithm": model.algorithm}
-        known = {name: value for name, value in learned.items() if value is not None}
-        return cls(model.n_labels, model.terms, **(known | options))
+        asked = options.pop("inference", None) or Inference()
+        inference = replace(
+            asked,
+            algorithm=model.algorithm if asked.algorithm is None else asked.algorithm,
+            max_iter=model.max_iter if asked.max_iter is None else asked.max_iter,
+        )
+        return cls(model.n_labels, model.terms, inference=inference, **options)
 
     def to_model(self) -> Model:
         """A `crfield.DenseCRF` with the values that the parameters have now."""
-        concave = self.algorithm != "parallel"
         return Model(
-            self.n_labels, [term.to_term(concave=concave) for term in self._parts()],
-            algorithm=self.algorithm, max_iter=self.n_iter,
+            self.n_labels, [term.to_term(concave=self._is_concave) for term in self._parts()],
+            algorithm=self.inference.algorithm, max_iter=self.inference.max_iter,
         )
 
     def forward(
@@ -152,7 +147,7 @@ class DenseCRF(nn.Module):
 
     def prepare(
         self, logits: Tensor, image: Tensor | None, features: Mapping[str, Tensor] | None
-    ) -> tuple[Tensor, list[Tensor], list[Tensor], Settings]:
+    ) -> tuple[Tensor, list[Tensor], list[Tensor], RunSettings]:
         """Costs (B, N, L), of each term features (B, N, D) and compatibility (L, L), and settings.
 
         Arguments are those of `forward`.
@@ -190,7 +185,7 @@ class DenseCRF(nn.Module):
                 for x in (*p._parameters.values(), *p._buffers.values()) if x is not None
             ]
             key = (
-                grid, tuple(spacing), self.algorithm, like.dtype, like.device,
+                grid, tuple(spacing), self.inference.algorithm, like.dtype, like.device,
                 tuple(id(p.kernel) for p in self._parts()),
                 tuple(torch.cat(numbers).tolist()) if numbers else (),
             )
@@ -198,14 +193,13 @@ class DenseCRF(nn.Module):
             return self._remembered[1]
         parts = self._parts()
         widths = [{k: v.to(like) for k, v in p.decoded_widths().items()} for p in parts]
-        concave = self.algorithm != "parallel"
         values = _Values(
             widths,
             [
                 scaled_positions(p.kernel, w, grid, spacing, like)
                 for p, w in zip(parts, widths, strict=True)
             ],
-            [p.weighted_compatibility(concave=concave).to(like) for p in parts],
+            [p.weighted_compatibility(concave=self._is_concave).to(like) for p in parts],
         )
         if remembers:
             self._remembered = (key, values)
@@ -220,27 +214,45 @@ class DenseCRF(nn.Module):
 
     def extra_repr(self) -> str:
         return (
-            f"n_labels={self.n_labels}, n_iter={self.n_iter}, algorithm={self.algorithm!r}, "
-            f"method={self.method!r}, output={self.output!r}, gradient={self.gradient!r}"
+            f"n_labels={self.n_labels}, inference={self.inference}, output={self.output!r}, "
+            f"gradient={self.gradient!r}"
         )
+
+    @property
+    def inference(self) -> Inference:
+        """How inference is done, with an algorithm and a number of updates."""
+        return self._inference
+
+    @inference.setter
+    def inference(self, inference: Inference | None) -> None:
+        self._inference = _as_inference(inference)
+
+    @property
+    def _is_concave(self) -> bool:
+        """Whether the algorithm has a guarantee, which compatibilities are kept within."""
+        return self.inference.algorithm != "parallel"
 
     def _parts(self) -> Sequence[PairwiseParameters]:
         return [term for term in self.terms if isinstance(term, PairwiseParameters)]
 
-    def _settings(self, grid: tuple[int, ...]) -> Settings:
+    def _settings(self, grid: tuple[int, ...]) -> RunSettings:
         deterministic = self.deterministic
         if deterministic is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
-        return Settings(
+        inference = self.inference
+        algorithm, max_iter = inference.algorithm, inference.max_iter
+        assert algorithm is not None
+        assert max_iter is not None
+        return RunSettings(
             grid=grid,
             terms=tuple(
                 TermSettings(is_on_grid(p.kernel), p.kernel.shape, p.kernel.normalization)
                 for p in self._parts()
             ),
-            algorithm=self.algorithm, n_iter=self.n_iter, method=self.method, tol=self.tol,
-            gradient=self.gradient, checkpoint=self.checkpoint,
-            log_marginals=self.output == "logits", deterministic=deterministic,
-            threads=self.threads,
+            algorithm=algorithm, filter=inference.filter, filter_tol=inference.filter_tol,
+            max_iter=max_iter, threads=inference.threads, gradient=self.gradient,
+            recompute=self.recompute, log_marginals=self.output == "logits",
+            deterministic=deterministic,
         )
 
     def _check(
@@ -265,17 +277,39 @@ class DenseCRF(nn.Module):
     def _check_terms(self, model: Model) -> None:
         """Refuse kernels that cannot be summed or whose updates have no guarantee."""
         for number, term in enumerate(model.terms):
-            if self.method == "lattice" and term.kernel.shape != "gaussian":
+            if self.inference.filter == "lattice" and term.kernel.shape != "gaussian":
                 raise InputError(
                     f"the lattice takes Gaussian kernels only, got shape {term.kernel.shape!r} in "
-                    f'term {number}; use method="exact" or "auto".'
+                    f'term {number}; use inference=Inference(filter="exact") or "auto".'
                 )
-            if self.algorithm != "parallel" and not term.kernel.is_symmetric:
+            if self._is_concave and not term.kernel.is_symmetric:
                 raise InputError(
-                    f"term {number} has no convergence guarantee with {self.algorithm!r}: its "
-                    "kernel's normalization must be 'symmetric' or 'none', got "
-                    f"{term.kernel.normalization!r}; change it or use algorithm='parallel'."
+                    f"term {number} has no convergence guarantee with "
+                    f"{self.inference.algorithm!r}: its kernel's normalization must be 'symmetric' "
+                    f"or 'none', got {term.kernel.normalization!r}; change it or use "
+                    "inference=Inference('parallel')."
                 )
+
+
+def _as_inference(inference: Inference | None) -> Inference:
+    """With an algorithm and a number of updates."""
+    if inference is None:
+        inference = Inference()
+    if not isinstance(inference, Inference):
+        raise InputError(
+            f"inference must be a crfield.Inference, got {shown(inference)}; "
+            'for example Inference("concave", max_iter=5).'
+        )
+    if inference.algorithm == "sequential":
+        raise InputError(
+            "a layer's updates are parallel, got algorithm 'sequential'; use 'concave', 'cccp' or "
+            "'parallel'."
+        )
+    max_iter = inference.max_iter
+    return replace(
+        inference, algorithm=inference.algorithm or "concave",
+        max_iter=DEFAULT_MAX_ITER if max_iter is None else max_iter,
+    )
 
 
 def _as_names(learn: Any) -> tuple[str, ...]:

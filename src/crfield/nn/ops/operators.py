@@ -1,4 +1,4 @@
-"""Kernel matrices on tensors: the protocol, and normalization on top of it.
+"""Kernel matrices on tensors: what they share, and normalization on top of them.
 
 Images of a batch have one size; their points are flattened to P = B N rows, image after image, and
 no kernel sees across images.
@@ -6,154 +6,116 @@ no kernel sees across images.
 
 from __future__ import annotations
 
-import functools
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
+from crfield.dense.filters.base import NormalizedGradient, NormalizedOperator
 
-class PairOperator(Protocol):
-    """K (P, P) of a batch, block diagonal and symmetric, applied and never stored."""
+
+class PlainOperator:
+    """K (P, P) of a batch, block diagonal and symmetric, not normalized, applied and never stored.
+
+    n_images, n_points : of the batch, and of each image.
+    dim : number of features D.
+    """
 
     n_images: int
-    n_points: int  # of each image
+    n_points: int
     dim: int
+    is_symmetric = True
 
-    def apply(self, x: Tensor) -> Tensor:
-        """K x for x (P, C)."""
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and device of the work."""
+        raise NotImplementedError
+
+    @property
+    def n_variables(self) -> int:
+        """P."""
+        return self.n_images * self.n_points
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the work."""
+        return self.like.dtype
+
+    def apply(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """K x for x (P, C), written to `out` if that is given."""
+        result = self.apply_scaled(x, None, None)
+        return result if out is None else out.copy_(result)
+
+    def apply_transpose(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The same as `apply`."""
+        return self.apply(x, out)
+
+    def apply_scaled(self, x: Tensor, pre: Tensor | None, post: Tensor | None) -> Tensor:
+        """diag(post) K diag(pre) x for x (P, C); scales (P,) that are None are ones."""
+        raise NotImplementedError
 
     def row_sums(self) -> Tensor:
         """K 1, (P,)."""
+        return self.apply(self.like.new_ones(self.n_variables, 1))[:, 0]
 
     def diagonal(self) -> Tensor:
         """K_ii, (P,)."""
+        raise NotImplementedError
 
     def feature_gradient(self, u: Tensor, v: Tensor) -> Tensor:
         """d sum(u * K v) / d features for u, v (P, C), both held fixed: (P, D)."""
+        raise NotImplementedError
 
     def diagonal_gradient(self, s: Tensor) -> Tensor:
         """d sum_i s_i K_ii / d features for s (P,): (P, D)."""
-
-
-class NormalizedOperator:
-    """K~ = diag(post) K diag(pre), as `crfield.dense.filters.NormalizedFilter` defines them."""
-
-    def __init__(self, plain: PairOperator, normalization: str) -> None:
-        self.plain = plain
-        self.normalization = normalization
-        self.is_symmetric = normalization in ("none", "symmetric")
-
-    @functools.cached_property
-    def rows(self) -> Tensor:
-        """K 1."""
-        return self.plain.row_sums()
-
-    @functools.cached_property
-    def pre(self) -> Tensor | None:
-        """What goes in is multiplied by, None for ones."""
-        if self.normalization == "symmetric":
-            return self.rows.rsqrt()
-        return self.rows.reciprocal() if self.normalization == "before" else None
-
-    @functools.cached_property
-    def post(self) -> Tensor | None:
-        """What comes out is multiplied by, None for ones."""
-        if self.normalization == "symmetric":
-            return self.pre
-        return self.rows.reciprocal() if self.normalization == "after" else None
-
-    def know_scale(self, scale: Tensor) -> None:
-        """Take the scale of a symmetric normalization from who has found it already."""
-        self.pre, self.rows = scale, scale.square().reciprocal()
-
-    def apply(self, x: Tensor) -> Tensor:
-        """K~ x."""
-        return _scaled(self.plain.apply(_scaled(x, self.pre)), self.post)
-
-    def apply_transpose(self, x: Tensor) -> Tensor:
-        """K~' x."""
-        return _scaled(self.plain.apply(_scaled(x, self.post)), self.pre)
-
-    def diagonal(self) -> Tensor:
-        """K~_ii."""
-        result = self.plain.diagonal()
-        for scale in (self.pre, self.post):
-            if scale is not None:
-                result = result * scale
-        return result
+        raise NotImplementedError
 
     def start_gradient(self) -> NormalizedGradient:
         """A sum of derivatives by the features, to be added to."""
-        return NormalizedGradient(self)
+        return TensorOperator(self, "none").start_gradient()
+
+    def spectral_bound(self) -> float:
+        """A bound on |eigenvalues| of K."""
+        return TensorOperator(self, "none").spectral_bound()
+
+    def to_dense(self) -> Tensor:
+        """K as a (P, P) tensor; few points only."""
+        dense: Tensor = TensorOperator(self, "none").to_dense()
+        return dense
 
 
-class NormalizedGradient:
-    """A sum of d sum(u * K~ v) and d sum_i s_i K~_ii by the features, normalization included.
+class TensorOperator(NormalizedOperator):
+    """K~ = diag(post) K diag(pre) around a plain operator K on tensors."""
 
-    With z = post u, y = pre v: sum(u * K~ v) = sum(z * K y), whose derivative by K alone is the
-    plain operator's; post and pre are powers of the row sums r = K 1, and dr brings in K once more.
-    """
+    def __init__(self, plain: PlainOperator, normalization: str) -> None:
+        self.plain = plain
+        self.normalization = normalization
+        self.n_variables = plain.n_variables
+        self.dtype = plain.dtype
 
-    def __init__(self, operator: NormalizedOperator) -> None:
-        self._operator = operator
-        self._direct: Tensor | None = None
-        self._by_pre: Tensor | None = None  # dL / d log pre
-        self._by_post: Tensor | None = None
+    def row_sums(self) -> Tensor:
+        return self.plain.row_sums()
 
-    def add(self, u: Tensor, v: Tensor, filtered_v: Tensor, filtered_u: Tensor) -> None:
-        """Add d sum(u * K~ v), given K~ v and K~' u."""
-        operator = self._operator
-        direct = operator.plain.feature_gradient(
-            _scaled(u, operator.post), _scaled(v, operator.pre)
-        )
-        self._direct = direct if self._direct is None else self._direct + direct
-        if operator.post is not None:
-            self._by_post = _sum(self._by_post, (u * filtered_v).sum(1))
-        if operator.pre is not None:
-            self._by_pre = _sum(self._by_pre, (v * filtered_u).sum(1))
+    def plain_apply(
+        self, x: Tensor, pre: Tensor | None, post: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        result = self.plain.apply_scaled(x, pre, post)
+        return result if out is None else out.copy_(result)
 
-    def add_sums(self, direct: Tensor, own: Tensor) -> None:
-        """Add what `add` would for several u and v on both sides of a symmetric K~.
+    def plain_diagonal(self) -> Tensor:
+        return self.plain.diagonal()
 
-        direct : (P, D), their derivative with the scales held fixed.
-        own : (P,), sum_l (u * K~ v + v * K~ u).
-        """
-        self._direct = direct if self._direct is None else self._direct + direct
-        if self._operator.post is not None:
-            self._by_post = _sum(self._by_post, own)
+    def plain_gradient(
+        self, u: Tensor, u_scale: Tensor | None, v: Tensor, v_scale: Tensor | None
+    ) -> Tensor:
+        return self.plain.feature_gradient(scaled(u, u_scale), scaled(v, v_scale))
 
-    def add_diagonal(self, s: Tensor) -> None:
-        """Add d sum_i s_i K~_ii."""
-        operator = self._operator
-        plain = s
-        for scale in (operator.pre, operator.post):
-            if scale is not None:
-                plain = plain * scale
-        direct = operator.plain.diagonal_gradient(plain)
-        self._direct = direct if self._direct is None else self._direct + direct
-        own = plain * operator.plain.diagonal()
-        if operator.post is not None:
-            self._by_post = _sum(self._by_post, own)
-        if operator.pre is not None:
-            self._by_pre = _sum(self._by_pre, own)
+    def plain_diagonal_gradient(self, s: Tensor) -> Tensor:
+        return self.plain.diagonal_gradient(s)
 
-    def total(self) -> Tensor:
-        """The sum (P, D)."""
-        operator = self._operator
-        assert self._direct is not None
-        parts = [part for part in (self._by_pre, self._by_post) if part is not None]
-        if not parts:
-            return self._direct
-        power = -0.5 if operator.normalization == "symmetric" else -1.0
-        by_rows = (power * torch.stack(parts).sum(0) / operator.rows)[:, None]
-        ones = torch.ones_like(by_rows)
-        return self._direct + operator.plain.feature_gradient(by_rows, ones)
+    def identity(self, n_columns: int) -> Tensor:
+        like = self.plain.like
+        return torch.eye(self.n_variables, n_columns, dtype=like.dtype, device=like.device)
 
 
-def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    """Rows x (P, C) times numbers (P,), None for ones."""
     return x if scale is None else x * scale[:, None]
-
-
-def _sum(total: Tensor | None, part: Tensor) -> Tensor:
-    return part if total is None else total + part

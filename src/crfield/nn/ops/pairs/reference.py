@@ -15,21 +15,22 @@ from torch import Tensor
 
 from crfield._core.validate import InputError
 from crfield.nn.ops.backend import runs_kernels
+from crfield.nn.ops.operators import PlainOperator, scaled
 
 TILE = 64  # points that are taken or left out together
 
 _LARGEST_BLOCK = 2**22  # numbers in one block of a matrix that is too large to be stored whole
 
 
-class PairSum:
+class PairSum(PlainOperator):
     """K over all pairs of points of each image.
 
     features : (B, N, D), contiguous float32 or float64, divided by the kernel's widths.
-    tol : pairs of tiles in which every k is below this are left out; 0 leaves out only those in
-        which every k underflows. By that, for each image and before rounding,
+    filter_tol : pairs of tiles in which every k is below this, t, are left out; 0 leaves out only
+        those in which every k underflows. By that, for each image and before rounding,
 
-            |(K x)_i - exact| <= tol sum_j |x_j|
-            |gradient_i - exact| <= r tol sum_j |c_ij|, r = sqrt(-2 log tol), if tol < exp(-1/2),
+            |(K x)_i - exact| <= t sum_j |x_j|
+            |gradient_i - exact| <= r t sum_j |c_ij|, r = sqrt(-2 log t), if t < exp(-1/2),
 
         where c_ij = u_i'v_j + v_i'u_j: k |f_i - f_j| falls beyond a distance of 1, and what is left
         out is farther than r. The list of pairs is symmetric, and with it K but for rounding.
@@ -37,12 +38,14 @@ class PairSum:
     What is applied has the features' dtype and device.
     """
 
-    def __init__(self, features: Tensor, *, tol: float = 0.0) -> None:
-        if not 0.0 <= tol < 1.0:
-            raise InputError(f"tol must be in [0, 1), got {tol}; it is compared with values of k.")
+    def __init__(self, features: Tensor, *, filter_tol: float = 0.0) -> None:
+        if not 0.0 <= filter_tol < 1.0:
+            raise InputError(
+                f"filter_tol must be in [0, 1), got {filter_tol}; it is compared with values of k."
+            )
         self.n_images, self.n_points, self.dim = features.shape
         self._runs_kernels = runs_kernels(features)
-        self._tiles = Tiling(features.detach(), tol)
+        self._tiles = Tiling(features.detach(), filter_tol)
         if self._runs_kernels:
             from crfield.nn.ops.pairs import triton as _pair_kernels
 
@@ -53,21 +56,21 @@ class PairSum:
         """The part of the pairs of tiles that is summed."""
         return self._tiles.active_fraction
 
-    def apply(self, x: Tensor) -> Tensor:
-        """K x for x (P, C)."""
+    @property
+    def like(self) -> Tensor:
+        return self._tiles.features
+
+    def apply_scaled(self, x: Tensor, pre: Tensor | None, post: Tensor | None) -> Tensor:
+        x = scaled(x, pre)
         if self._runs_kernels:
             from crfield.nn.ops.pairs import triton as _pair_kernels
 
-            return _pair_kernels.apply(self._tiles, self._products, x)
-        return _apply(self._tiles, x)
-
-    def row_sums(self) -> Tensor:
-        """K 1, (P,)."""
-        return self.apply(self.diagonal()[:, None])[:, 0]
+            return scaled(_pair_kernels.apply(self._tiles, self._products, x), post)
+        return scaled(_apply(self._tiles, x), post)
 
     def diagonal(self) -> Tensor:
         """K_ii = 1, (P,)."""
-        return self._tiles.features.new_ones(self.n_images * self.n_points)
+        return self.like.new_ones(self.n_variables)
 
     def feature_gradient(self, u: Tensor, v: Tensor) -> Tensor:
         """d sum(u * K v) / df_i = -sum_j k_ij (f_i - f_j) (u_i'v_j + v_i'u_j), (P, D)."""

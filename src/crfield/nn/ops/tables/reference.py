@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from crfield.nn.ops import backend as _backend
+from crfield.nn.ops.operators import PlainOperator
 
 CHUNK = 256  # entries of one row that are summed in one go
 
@@ -49,7 +50,7 @@ def sort_entries(vertex: Tensor, n_rows: int, chunk: int = CHUNK) -> SortedEntri
     return SortedEntries(entry, begin, torch.maximum(begin, end), first_chunk)
 
 
-class TableOperator:
+class TableOperator(PlainOperator):
     """What lattice and grid share.
 
     vertex : (P, corners) int32, rows of the table; every image of a batch has rows of its own.
@@ -72,6 +73,10 @@ class TableOperator:
         self.scale = scale
         self._deterministic = deterministic
         self._sorted: SortedEntries | None = None
+
+    @property
+    def like(self) -> Tensor:
+        return self.weight
 
     @property
     def is_deterministic(self) -> bool:
@@ -97,14 +102,6 @@ class TableOperator:
 
     def blur(self, table: Tensor) -> Tensor:
         """B x for a table (n_rows, C)."""
-        raise NotImplementedError
-
-    def diagonal(self) -> Tensor:
-        """K_ii, (P,)."""
-        raise NotImplementedError
-
-    def diagonal_gradient(self, s: Tensor) -> Tensor:
-        """d sum_i s_i K_ii / d features for s (P,): (P, D)."""
         raise NotImplementedError
 
     def chain_to_features(self, by_weight: Tensor) -> Tensor:
@@ -137,13 +134,8 @@ class TableOperator:
         rows = table.index_select(0, self.vertex.reshape(-1))
         return (weight[:, :, None] * rows.reshape(*self.vertex.shape, table.shape[1])).sum(1)
 
-    def apply(self, x: Tensor, pre: Tensor | None = None, post: Tensor | None = None) -> Tensor:
-        """diag(post) K diag(pre) x for x (P, C); scales (P,) left out are ones."""
+    def apply_scaled(self, x: Tensor, pre: Tensor | None, post: Tensor | None) -> Tensor:
         return self.slice(self.blur(self.splat(x, pre)), post, self.scale)
-
-    def row_sums(self) -> Tensor:
-        """K 1, (P,)."""
-        return self.apply(self.weight.new_ones(len(self.weight), 1))[:, 0]
 
     def feature_gradient(self, u: Tensor, v: Tensor) -> Tensor:
         """d sum(u * K v) / d features, (P, D): weights are piecewise smooth in the features."""

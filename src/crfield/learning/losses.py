@@ -2,7 +2,7 @@
 
 A loss is a function of totals that add up over images, so that one definition serves a single image
 and a whole data set: `totals` of each image are summed, `value` of the sum is the loss, and
-`gradient` of each image follows from the sum. That is what makes intersection over union, which
+`log_gradient` of each image follows from the sum. That is what makes intersection over union, which
 ties all images together, exact.
 
 The truth is (N,) labels with `void` where there is none; void pixels count nowhere.
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import FloatArray, InputError, as_floats, as_scalar, first_index
+from crfield.dense.namespace import Array, library_of
 
 VOID = 255
 
@@ -41,7 +42,7 @@ class Loss:
         weights = as_floats(self.weights, "weights", np.dtype(np.float64))
         if weights.ndim != 1 or (weights < 0).any() or not weights.any():
             raise InputError(
-                f"weights must be one number >= 0 a label, not all 0, got shape {weights.shape}; "
+                f"weights must be one number >= 0 per label, not all 0, got shape {weights.shape}; "
                 "see class_weights."
             )
         object.__setattr__(self, "weights", weights)
@@ -67,24 +68,16 @@ class Loss:
         """The loss of the images whose totals, (2,) or (3 L,), were summed."""
         return float(totals[0] / max(totals[1], 1e-300))
 
-    def gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
-        """dL/dq (N, L) of one image, given the totals of all, (2,) or (3 L,)."""
+    def log_gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
+        """dL / d log q = q * dL/dq (N, L) of one image, given the totals of all, (2,) or (3 L,)."""
         raise NotImplementedError
-
-    def softmax_gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
-        """A dL/dq (N, L) with A = qq' - diag(q), the gradient by e where q = softmax(-e).
-
-        totals : as for `gradient`.
-        """
-        g = self.gradient(q, truth, totals)
-        return softmax_jacobian(q, g)
 
     def _known(self, q: FloatArray, truth: Labels) -> tuple[Any, Any, NDArray[np.float64]]:
         """Rows that count, their labels and weights."""
         n, n_labels = q.shape
         if truth.shape != (n,):
             raise InputError(
-                f"truth must have one label a variable ({n}), got shape {truth.shape}; "
+                f"truth must have one label per variable ({n}), got shape {truth.shape}; "
                 "flatten the label map."
             )
         known = np.ones(n, bool) if self.void is None else truth != self.void
@@ -101,13 +94,42 @@ class Loss:
             return rows, labels, np.ones(len(rows))
         if len(self.weights) != n_labels:
             raise InputError(
-                f"weights must have {n_labels} numbers, got {len(self.weights)}; one a label."
+                f"weights must have {n_labels} numbers, got {len(self.weights)}; one per label."
             )
         return rows, labels, self.weights[labels]
 
 
 @dataclass(frozen=True, eq=False)
-class RobustLogLikelihood(Loss):
+class PixelLoss(Loss):
+    """L = sum_i w c(log q_i(T_i)) / sum_i w for a cost c of each pixel."""
+
+    def costs(self, log_p: Array) -> Array:
+        """c (n,) of log_p (n,), the logarithms of the true labels' marginals; arrays or tensors."""
+        raise NotImplementedError
+
+    def slopes(self, log_p: FloatArray) -> FloatArray:
+        """dc / d log p (n,) at log_p (n,)."""
+        raise NotImplementedError
+
+    def totals(self, q: FloatArray, truth: Labels) -> Totals:
+        _, _, w, log_p = self._true(q, truth)
+        return np.array([(w * self.costs(log_p)).sum(), w.sum()])
+
+    def log_gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
+        rows, labels, w, log_p = self._true(q, truth)
+        g = np.zeros_like(q)
+        g[rows, labels] = w * self.slopes(log_p) / max(totals[1], 1e-300)
+        return g
+
+    def _true(self, q: FloatArray, truth: Labels) -> tuple[Any, Any, Any, NDArray[np.float64]]:
+        """Rows that count, their labels, weights, and logarithms of their true marginals."""
+        rows, labels, w = self._known(q, truth)
+        smallest = np.finfo(q.dtype).tiny
+        return rows, labels, w, np.log(np.maximum(q[rows, labels], smallest).astype(np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class RobustLogLikelihood(PixelLoss):
     """L = -sum_i w log(q_i(T_i) + eps) / sum_i w; eps bounds what one pixel can cost."""
 
     eps: float = 0.1
@@ -117,19 +139,13 @@ class RobustLogLikelihood(Loss):
         if as_scalar(self.eps, "eps") < 0:
             raise InputError(f"eps must not be negative, got {self.eps}; 0 is the log-likelihood.")
 
-    def totals(self, q: FloatArray, truth: Labels) -> Totals:
-        rows, labels, w = self._known(q, truth)
-        smallest = np.finfo(q.dtype).tiny
-        p = np.maximum(q[rows, labels], smallest).astype(np.float64) + self.eps
-        return np.array([-(w * np.log(p)).sum(), w.sum()])
+    def costs(self, log_p: Array) -> Array:
+        library = library_of(log_p)
+        return -log_p if self.eps == 0 else -library.log(library.exp(log_p) + self.eps)
 
-    def gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
-        rows, labels, w = self._known(q, truth)
-        g = np.zeros_like(q)
-        smallest = np.finfo(q.dtype).tiny
-        p = np.maximum(q[rows, labels], smallest).astype(np.float64) + self.eps
-        g[rows, labels] = -w / (p * max(totals[1], 1e-300))
-        return g
+    def slopes(self, log_p: FloatArray) -> FloatArray:
+        p = np.exp(log_p)
+        return np.asarray(-p / (p + self.eps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,34 +154,20 @@ class LogLikelihood(RobustLogLikelihood):
 
     eps: float = 0.0
 
-    def softmax_gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
-        # w (onehot - q): the 1 / q of the gradient cancels, so that q = 0 does no harm.
-        rows, labels, w = self._known(q, truth)
-        w = (w / max(totals[1], 1e-300)).astype(q.dtype)
-        by_row = np.zeros(len(q), q.dtype)
-        by_row[rows] = w
-        g = -by_row[:, None] * q
-        g[rows, labels] += w
-        return g
-
 
 @dataclass(frozen=True, eq=False)
-class ExpectedHamming(Loss):
+class ExpectedHamming(PixelLoss):
     """L = 1 - sum_i w q_i(T_i) / sum_i w, the expected share of wrong labels.
 
     Weights of 1 give global accuracy, n_l^-1 class-average accuracy, n_l^-s with s in between the
     geometric interpolation (`class_weights`).
     """
 
-    def totals(self, q: FloatArray, truth: Labels) -> Totals:
-        rows, labels, w = self._known(q, truth)
-        return np.array([(w * (1.0 - q[rows, labels])).sum(), w.sum()])
+    def costs(self, log_p: Array) -> Array:
+        return 1.0 - library_of(log_p).exp(log_p)
 
-    def gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
-        rows, labels, w = self._known(q, truth)
-        g = np.zeros_like(q)
-        g[rows, labels] = -w / max(totals[1], 1e-300)
-        return g
+    def slopes(self, log_p: FloatArray) -> FloatArray:
+        return np.asarray(-np.exp(log_p))
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,26 +192,31 @@ class IntersectionOverUnion(Loss):
         return np.concatenate([inside, count + outside, count])
 
     def value(self, totals: Totals) -> float:
-        inside, union, factor = self._parts(totals)
+        inside, union, factor = self.parts(totals.reshape(3, -1), self.weights)
         return 1.0 - float((factor * inside / union).sum())
 
-    def gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
+    def log_gradient(self, q: FloatArray, truth: Labels, totals: Totals) -> FloatArray:
         rows, labels, _ = self._known(q, truth)
-        inside, union, factor = self._parts(totals)
+        inside, union, factor = self.parts(totals.reshape(3, -1), self.weights)
         known = np.zeros((len(q), 1), q.dtype)
         known[rows] = 1.0
         g = known * (factor * inside / union**2).astype(q.dtype)
         g[rows, labels] = (-factor / union)[labels]
-        return g
+        g *= q
+        return np.asarray(g)
 
-    def _parts(self, totals: Totals) -> tuple[Totals, Totals, Totals]:
-        """i, u (1 where a label never occurs) and each label's share of the mean."""
-        inside, union, count = totals.reshape(3, -1)
-        factor = (count > 0).astype(np.float64)
-        if self.weights is not None:
-            factor = factor * self.weights
-        factor /= max(factor.sum(), 1e-300)
-        return inside, np.where(union > 0, union, 1.0), factor
+    @staticmethod
+    def parts(totals: Array, weights: Array | None) -> tuple[Array, Array, Array]:
+        """i, u (1 where a label never occurs) and each label's share of the mean, all (L,).
+
+        totals : (3, L), arrays or tensors.
+        weights : (L,) or None for ones.
+        """
+        inside, union, count = totals
+        library = library_of(count)
+        factor = library.sign(count) if weights is None else library.sign(count) * weights
+        factor = factor / library.clip(factor.sum(), 1e-30, None)
+        return inside, library.where(union > 0, union, library.ones_like(union)), factor
 
 
 def class_weights(counts: Any, power: float = 0.25) -> NDArray[np.float64]:
@@ -221,15 +228,7 @@ def class_weights(counts: Any, power: float = 0.25) -> NDArray[np.float64]:
     n = as_floats(counts, "counts", np.dtype(np.float64))
     if n.ndim != 1 or (n < 0).any():
         raise InputError(
-            f"counts must be one number >= 0 a label, got shape {n.shape}; "
+            f"counts must be one number >= 0 per label, got shape {n.shape}; "
             "count the labels of the truth."
         )
     return np.where(n > 0, np.maximum(n, 1.0) ** -as_scalar(power, "power"), 0.0)
-
-
-def softmax_jacobian(q: FloatArray, g: FloatArray) -> FloatArray:
-    """(qq' - diag(q)) g by rows of q and g (N, L) (KK13 eq. 13)."""
-    level = np.einsum("il,il->i", q, g)
-    b = np.subtract(level[:, None], g)
-    b *= q
-    return np.asarray(b)

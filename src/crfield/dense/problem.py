@@ -1,0 +1,472 @@
+"""The updates of mean-field inference on one image, and the one place that chooses their form.
+
+All of them can be run by `crfield.dense.meanfield.run_parallel`, whose notation they share.
+
+    Problem        operator by operator, written once for arrays and tensors
+    NativeProblem  the same on arrays, with the arithmetic in the compiled core, and with F
+    FusedProblem   one pass over the variables for each iteration, in the compiled core
+    Sweeps         one variable after the other (KK13 section 2)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crfield._core import _native
+from crfield._core.arena import Arena
+from crfield._core.validate import FloatArray, check_memory
+from crfield.dense.compatibility import center
+from crfield.dense.filters import TableFilter
+from crfield.dense.meanfield import State
+from crfield.dense.namespace import Array, library_of, logsumexp, softmax
+from crfield.dense.pairwise import Term
+
+_SMALL_COST = 64.0  # float32 numbers up to here are exact to 4e-6
+_UPDATES = {"concave": 0, "cccp": 1, "parallel": 2}
+
+
+def make_problem(
+    unary: FloatArray, terms: Sequence[Term], algorithm: str, threads: int, *,
+    keep_states: bool = False, watched: bool = True, arena: Arena | None = None,
+    fused: bool = True,
+) -> NativeProblem | FusedProblem | Sweeps:
+    """Inference on one image: fused where that is possible, operator by operator otherwise.
+
+    keep_states : whether every state gets marginals of its own, for going back through them; only
+        softmax updates have a fused way back.
+    watched : whether the free energies are wanted.
+    arena : where kept arrays come from.
+    """
+    if algorithm == "sequential":
+        return Sweeps(unary, terms)
+    fused = fused and (algorithm == "concave" or not keep_states)
+    if fused and FusedProblem.covers(terms, algorithm, unary.shape[1]):
+        return FusedProblem(unary, terms, algorithm, threads, keep_states=keep_states, arena=arena)
+    return NativeProblem(
+        unary, terms, algorithm, threads, keep_states=keep_states, watched=watched, arena=arena
+    )
+
+
+def center_costs(
+    costs: FloatArray, threads: int, most: float | None = None
+) -> tuple[FloatArray, float]:
+    """Costs (N, L) whose numbers are small where labels are likely, and the sum of what was taken
+    off: float32 has few digits to spare for a constant that changes nothing.
+
+    most : a bound on their magnitude, if one is known.
+    """
+    if (_native.largest(costs, threads) if most is None else most) <= _SMALL_COST:
+        return costs, 0.0
+    centered = np.empty_like(costs)
+    return centered, _native.center_rows(costs, centered, threads)
+
+
+class Problem:
+    """The update operator by operator, on arrays or tensors; F is not computed.
+
+    unary : (N, L) costs, each row's smallest near 0 for the sake of float32.
+    terms : a `Term` each, or what has the same methods on tensors.
+    algorithm : "concave", "cccp" or "parallel".
+    """
+
+    def __init__(self, unary: Array, terms: Sequence[Any], algorithm: str) -> None:
+        self.unary = unary
+        self.terms = terms
+        self.algorithm = algorithm
+        without_self = algorithm != "concave"
+        self.diagonals = [t.operator.diagonal() if without_self else None for t in terms]
+        # a where mu = -diag(a) up to a constant, which makes the equations of a variable separate.
+        self.attractions = [t.attraction(unary) for t in terms]
+        self.coupled = any(a is None for a in self.attractions)
+
+    def start(self, marginals: Array | None, *, store: bool = True) -> State:
+        """The state at the given marginals, or at softmax(-u); all states are stored."""
+        return State(softmax(-self.unary) if marginals is None else marginals)
+
+    def step(self, old: State, shift: float, *, store: bool = True) -> State:
+        """The update from `old`; `shift` is the extra strength as a share of |K|'s bound."""
+        energy = self.unary
+        for m, term in enumerate(self.terms):
+            message = self.filtered(old, m)
+            beside = self.beside(m, shift)
+            if beside is not None:
+                message = message + beside * old.stored
+            energy = energy + term.times_mu(message)
+        if self.is_softmax(shift):
+            return State(softmax(-energy), shift=shift)
+        return State(solve_self_pairs(energy, self.alpha(shift)), shift=shift)
+
+    def readable(self) -> Problem:
+        """Itself."""
+        return self
+
+    def filtered(self, state: State, m: int) -> Array:
+        """K^(m) q, kept with the state or computed."""
+        if state.filtered:
+            return state.filtered[m]
+        return self.terms[m].operator.apply(state.stored)
+
+    def beside(self, m: int, shift: float) -> Array | float | None:
+        """The factor of mu q_old that e has beside mu K q_old: a number, (N, 1), or None for 0."""
+        extra = self._extra(m, shift)
+        diagonal = self.diagonals[m]
+        # Psi leaves the self-pairs out, and cccp's s brings them back.
+        if diagonal is None or self.algorithm == "cccp":
+            return extra or None
+        return extra - diagonal[:, None]
+
+    def is_softmax(self, shift: float | None) -> bool:
+        """Whether an update with this shift is a softmax; None stands for the start softmax(-u)."""
+        return not self.terms or shift is None or (shift == 0.0 and self.algorithm != "cccp")
+
+    def inside(self, m: int, shift: float) -> Array | float:
+        """s of a term, (N, 1) or a number, in an update that is no softmax."""
+        extra, diagonal = self._extra(m, shift), self.diagonals[m]
+        return extra if diagonal is None else extra + diagonal[:, None]
+
+    def alpha(self, shift: float) -> Array:
+        """sum_m s^(m) a^(m), (N, L) or what broadcasts to it, in an update that is no softmax."""
+        parts = [self.inside(m, shift) * a for m, a in enumerate(self.attractions)]
+        return sum(parts[1:], parts[0])
+
+    def buffer(self) -> Array | None:
+        """Room for numbers such as the unary's, if it is to be had for less than a fresh array."""
+        return None
+
+    def _extra(self, m: int, shift: float) -> float:
+        return shift * self.terms[m].operator.spectral_bound() if shift else 0.0
+
+
+class NativeProblem(Problem):
+    """F and its update for one image on arrays.
+
+    watched : whether states know their free energy, which takes K q of the last one as well.
+    keep_states : whether every state gets marginals of its own, for going back through them.
+    arena : where those come from.
+    """
+
+    def __init__(
+        self, unary: FloatArray, terms: Sequence[Term], algorithm: str, threads: int, *,
+        keep_states: bool = False, watched: bool = True, arena: Arena | None = None,
+    ) -> None:
+        n_labels = unary.shape[1]
+        check_memory(
+            6.0 * unary.nbytes, f"Inference on {len(unary)} variables with {n_labels} labels",
+            "work on a smaller image or on tiles",
+        )
+        super().__init__(unary, terms, algorithm)
+        self._threads = threads
+        self._keep_states = keep_states
+        self._watched = watched
+        self._like: Callable[[FloatArray], FloatArray] = (
+            np.empty_like if arena is None else arena.like
+        )
+        self._mu = [
+            (t.weight * t.compatibility.native_values(n_labels)).astype(unary.dtype) for t in terms
+        ]
+        # mu as the update needs it: a, and P mu P for all terms where one of them has none.
+        self.update_mu = [
+            center(t.matrix(n_labels)) if self.coupled else a
+            for t, a in zip(terms, self.attractions, strict=True)
+        ]
+        flat = [np.empty(0), *map(np.ravel, self.update_mu)]
+        self._flat_update_mu = np.concatenate(flat).astype(unary.dtype)
+        # Two sets of buffers, the state before a step and after it: fresh pages cost more than the
+        # arithmetic.
+        self._filtered = self._like(unary)
+        self._marginals = [] if keep_states else [self._like(unary) for _ in range(2)]
+        self._messages = [self._like(unary) for _ in range(2)]
+
+    def start(self, marginals: FloatArray | None, *, store: bool = True) -> State:
+        """The state at the given marginals, or at softmax(-u); all states are stored."""
+        if marginals is None:
+            zeros = self._messages[0]
+            zeros.fill(0.0)
+            q = self._like(zeros) if self._keep_states else self._marginals[0]
+            return self._complete(q, self._solve(zeros, zeros, [], q), None, self._messages[1])
+        sums = (0.0, 0.0, math.inf)
+        if self._watched:
+            positive = np.where(marginals > 0, marginals, 1.0).astype(np.float64)
+            entropy = float((marginals * np.log(positive)).sum(dtype=np.float64))
+            sums = (entropy, _native.dot(marginals, self.unary, self._threads), math.inf)
+        return self._complete(marginals, sums, None, self._messages[0])
+
+    def step(self, old: State, shift: float, *, store: bool = True) -> State:
+        """The update from `old`; `shift` is the extra strength as a share of |K|'s bound."""
+        current, other = self._messages
+        if old.message is current:
+            current, other = other, current
+        if old.message is None:
+            self.send(old, other)
+        q = self._like(current) if self._keep_states else (
+            self._marginals[old.marginals is self._marginals[0]]
+        )
+        extras: list[float] = []
+        if not self.is_softmax(shift):
+            extras = [self._extra(m, shift) for m in range(len(self.terms))]
+        sums = self._solve(other, old.stored, extras, q)
+        return self._complete(q, sums, shift, current)
+
+    def send(self, state: State, message: FloatArray) -> None:
+        """Psi q of a state, written to `message`."""
+        if not self.terms:
+            message.fill(0.0)
+        q = state.stored
+        kept = []
+        for m, term in enumerate(self.terms):
+            code, mu, diagonal = term.compatibility.native_code, self._mu[m], self.diagonals[m]
+            filtered = self._like(q) if self._keep_states else self._filtered
+            term.operator.apply(q, out=filtered)
+            kept.append(filtered)
+            _native.add_message(code, mu, filtered, None, 1.0, m == 0, message, self._threads)
+            if diagonal is not None:
+                _native.add_message(code, mu, q, diagonal, -1.0, False, message, self._threads)
+        if self._keep_states:
+            state.filtered = tuple(kept)
+
+    def buffer(self) -> FloatArray:
+        """Room for numbers such as the unary's."""
+        return self._like(self.unary)
+
+    def _solve(
+        self, message: FloatArray, old: FloatArray, extras: list[float], out: FloatArray
+    ) -> tuple[float, float, float]:
+        """Entropy and linear term of the new marginals, and their change."""
+        plain = not extras
+        strengths = self.diagonals if self.algorithm == "cccp" else [None] * len(self.terms)
+        sums: tuple[float, float, float] = _native.update_marginals(
+            self.unary, message, old,
+            [] if plain else strengths,
+            np.array(extras, self.unary.dtype),
+            self._flat_update_mu[:0] if plain else self._flat_update_mu,
+            self.coupled and not plain, out, self._threads,
+        )
+        return sums
+
+    def _complete(
+        self, q: FloatArray, sums: tuple[float, float, float], shift: float | None,
+        message: FloatArray,
+    ) -> State:
+        entropy, linear, change = sums
+        state = State(q, change=change, shift=shift)
+        if self._watched:
+            self.send(state, message)
+            state.message = message
+            state.free_energy = entropy + linear + 0.5 * _native.dot(q, message, self._threads)
+        return state
+
+
+class FusedProblem:
+    """F and its update for one image in one pass over the variables per iteration.
+
+    It slices what the kernels made of the old marginals, updates, and splats the new ones. It needs
+    kernels that work through tables (lattice and grid), symmetric ones, and covers "concave" with
+    any compatibility and "cccp" and "parallel" with those that are diagonal up to a constant.
+    Pair energies come from the tables, q'Kq = (S'q)'B(S'q), so that marginals need not be stored to
+    know the free energy.
+
+    Arguments are those of `NativeProblem`.
+    """
+
+    def __init__(
+        self, unary: FloatArray, terms: Sequence[Term], algorithm: str, threads: int, *,
+        keep_states: bool = False, arena: Arena | None = None,
+    ) -> None:
+        self.unary = unary
+        self.terms = terms
+        self.algorithm = algorithm
+        self._arena = arena
+        self._threads = threads
+        self._keep_states = keep_states
+        n_labels = unary.shape[1]
+        without_self = algorithm != "concave"
+        self.diagonals = [t.operator.diagonal() if without_self else None for t in terms]
+        self._constants = []  # c in mu = c 11' - diag(a)
+        native_terms = []
+        for term, diagonal in zip(terms, self.diagonals, strict=True):
+            operator = term.operator
+            assert isinstance(operator, TableFilter)
+            attraction = term.compatibility.attraction(n_labels)
+            mu = term.compatibility.matrix(n_labels) if attraction is None else -attraction
+            self._constants.append(term.weight * term.compatibility.constant)
+            native_terms.append((
+                operator.native, operator.pre, operator.post, diagonal,
+                np.ravel(term.weight * mu).astype(unary.dtype),
+            ))
+        sizes = [kernel.n_vertices for kernel, *_ in native_terms]
+        self._table_bytes = float(sum(sizes)) * (n_labels + 8) * unary.dtype.itemsize
+        self._purpose = (
+            f"Inference with {n_labels} labels and kernels of {' and '.join(map(str, sizes))} "
+            "vertices"
+        )
+        self._check_memory((4 + threads) * self._table_bytes)
+        build = _native.Plan64 if unary.dtype == np.float64 else _native.Plan32
+        self._native = build(unary, native_terms, _UPDATES[algorithm], threads)
+        self._constant = 0.0
+        self._buffers: list[FloatArray] = []
+
+    @staticmethod
+    def covers(terms: Sequence[Term], algorithm: str, n_labels: int) -> bool:
+        """Whether there is a fused form of this."""
+        return bool(terms) and all(
+            isinstance(t.operator, TableFilter) and t.operator.is_symmetric
+            and (algorithm == "concave" or t.compatibility.attraction(n_labels) is not None)
+            and (algorithm != "cccp" or t.weight >= 0)
+            for t in terms
+        )
+
+    def readable(self) -> NativeProblem:
+        """The same problem operator by operator, which can shift as well."""
+        return NativeProblem(
+            self.unary, self.terms, self.algorithm, self._threads, keep_states=self._keep_states,
+            arena=self._arena,
+        )
+
+    def start(self, marginals: FloatArray | None, *, store: bool) -> State:
+        """The state at softmax(-u)."""
+        assert marginals is None
+        q = self._target(0, store)
+        energy, own, _, pairs, row_sums = self._native.step(-1, 0, None, q)
+        self._constant = 0.5 * sum(
+            c * (total - (0.0 if d is None else float(d.sum(dtype=np.float64))))
+            for c, total, d in zip(self._constants, row_sums, self.diagonals, strict=True)
+        )
+        return State(q, self._energy(energy, own, pairs))
+
+    def step(self, old: State, shift: float, *, store: bool) -> State:
+        """The update from `old`; marginals are kept only if `store` says so."""
+        assert shift == 0.0
+        if self._keep_states:
+            self._check_memory(2 * self._table_bytes + self.unary.nbytes)
+        slot = old.slot + 1 if self._keep_states else 1 - old.slot
+        q = self._target(slot, store)
+        energy, own, change, pairs, _ = self._native.step(old.slot, slot, old.marginals, q)
+        state = State(q, self._energy(energy, own, pairs), shift=shift, slot=slot)
+        if old.marginals is not None:
+            state.change = change
+        return state
+
+    def step_back(
+        self, state: State, given: FloatArray | None, first: bool, total: FloatArray,
+        by_mu: NDArray[np.float64],
+    ) -> None:
+        """Add b of a state (`crfield.dense.gradient`) to `total` and what it says of mu to `by_mu`.
+
+        given : b, where it does not follow from the state after this one.
+        by_mu : (terms, L, L).
+        """
+        self._native.step_back(state.slot - 1, state.stored, given, first, total, by_mu)
+
+    def want_features(self, wanted: Sequence[bool]) -> None:
+        """Let steps back sum up the derivatives by the features of these terms."""
+        self._native.want_features(list(wanted))
+
+    def feature_gradient(self, index: int) -> FloatArray:
+        """The derivative by the features of a term, (N, D), from all steps back since."""
+        operator = self.terms[index].operator
+        assert isinstance(operator, TableFilter)
+        n = len(self.unary)
+        direct = np.empty((n, operator.n_features), operator.dtype)
+        own = np.empty(n, operator.dtype)
+        self._native.feature_gradient(index, direct, own)
+        return operator.complete_gradient(direct, own)
+
+    def buffer(self) -> FloatArray:
+        """Room for numbers such as the unary's."""
+        return np.empty_like(self.unary) if self._arena is None else self._arena.like(self.unary)
+
+    def _check_memory(self, n_bytes: float) -> None:
+        check_memory(n_bytes, self._purpose, "use wider kernels or tiles")
+
+    def _energy(self, energy: float, own: float, pairs: Sequence[float]) -> float:
+        energy += 0.5 * sum(pairs) + self._constant
+        return energy if self.algorithm == "concave" else energy + 0.5 * own
+
+    def _target(self, slot: int, store: bool) -> FloatArray | None:
+        """Where the marginals of a state go."""
+        if self._keep_states:
+            return self.buffer()
+        if not store and self.algorithm != "parallel":  # which leaves out the old marginals' own
+            return None
+        while len(self._buffers) <= slot:
+            self._buffers.append(self.buffer())
+        return self._buffers[slot]
+
+
+class Sweeps:
+    """Updates of one variable at a time: the textbook algorithm, for small N."""
+
+    def __init__(self, unary: FloatArray, terms: Sequence[Term]) -> None:
+        n, n_labels = unary.shape
+        check_memory(
+            8.0 * n * n * len(terms), f"Sequential inference on {n} variables",
+            'use algorithm="cccp", which has the same fixed points',
+        )
+        self.unary = unary.astype(np.float64)
+        self._pairs = []
+        for term in terms:
+            kernel = term.operator.to_dense().astype(np.float64)
+            np.fill_diagonal(kernel, 0.0)
+            self._pairs.append((kernel, term.matrix(n_labels)))
+
+    def start(self, marginals: FloatArray | None, *, store: bool) -> State:
+        """The state at the given marginals, or at softmax(-u)."""
+        q = softmax(-self.unary) if marginals is None else marginals.astype(np.float64)
+        return State(q, self._free_energy(q))
+
+    def step(self, old: State, shift: float, *, store: bool) -> State:
+        """The state after all variables have had their turn."""
+        q = old.stored.copy()
+        for i in range(len(q)):
+            e = self.unary[i] + sum((kernel[i] @ q) @ mu for kernel, mu in self._pairs)
+            q[i] = softmax(-e[None])[0]
+        change = float(np.abs(q - old.stored).max(initial=0.0))
+        return State(q, self._free_energy(q), change, shift)
+
+    def readable(self) -> Sweeps:
+        """Itself."""
+        return self
+
+    def _free_energy(self, q: NDArray[np.float64]) -> float:
+        entropy = float((q * np.log(np.where(q > 0, q, 1.0))).sum())
+        return entropy + float((q * self.unary).sum()) + 0.5 * sum(
+            float((q * (kernel @ q @ mu)).sum()) for kernel, mu in self._pairs
+        )
+
+
+def solve_self_pairs(energy: Array, alpha: Array) -> Array:
+    """q with log q + alpha q + lambda + e = 0 and sum q = 1 in each row (KK13 eq. 8), alpha >= 0.
+
+    Newton's method on lambda, of which the sum is a convex falling function: it never overshoots.
+    """
+    library = library_of(energy)
+    alpha = library.broadcast_to(alpha, energy.shape)
+    # At this lambda the sum is at least 1.
+    level = logsumexp(-energy) - library.amax(alpha, 1)[:, None]
+    for _ in range(60):
+        q = _solve_one(-energy - level, alpha)
+        slope = (q / (1.0 + alpha * q)).sum(1)[:, None]
+        move = (q.sum(1)[:, None] - 1.0) / slope
+        level = level + move
+        if float(abs(move).max()) <= 4 * library.finfo(energy.dtype).eps:
+            break
+    q = _solve_one(-energy - level, alpha)
+    return q / q.sum(1)[:, None]
+
+
+def _solve_one(z: Array, alpha: Array) -> Array:
+    """q with log q + alpha q = z, by Newton's method on log q, which is convex and rises."""
+    library = library_of(z)
+    # log q lies below both z and, where alpha q > 1, about log(z / alpha).
+    low = library.log(library.clip(z, 1.0, None) / library.clip(alpha, 1e-30, None))
+    y = library.minimum(z, low)
+    y = library.where(alpha * library.exp(library.clip(z, None, 80.0)) < 1.0, z, y)
+    for _ in range(8):
+        aq = alpha * library.exp(y)
+        y = y - (y + aq - z) / (1.0 + aq)
+    return library.exp(y)
