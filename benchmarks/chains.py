@@ -30,9 +30,8 @@ from benchmarks.measure import (
     run_sections,
     times,
 )
-from crfield.graphs import best_chains, chain_loss, infer_chains, k_best_chains, sample_chains
-from crfield.graphs._chain_inputs import as_batch
-from crfield.graphs.chains import sum_batch
+from crfield.graphs import Chains, best, chain_loss, infer, k_best, sample
+from crfield.graphs.engines.chains import sum_chains
 from experiments.common import REPOSITORY, Float32, provenance
 
 try:
@@ -89,8 +88,12 @@ class ChainCase:
 
     def sums(self, threads: int | None) -> tuple[Any, Any, Any]:
         """log Z, all marginals and expected transitions."""
-        batch = as_batch(self.costs, self.transitions, None)
-        return sum_batch(batch, 1.0, None, threads)
+        return sum_chains(Chains(self.costs, self.transitions), 1.0, None, threads)
+
+    def labeled(self) -> tuple[Any, Any]:
+        """The same, and labels of least energy."""
+        chains = Chains(self.costs, self.transitions)
+        return infer(chains, threads=1), best(chains, threads=1)
 
     def peer(self) -> Callable[[], float]:
         """PyTorch's negative log-likelihood of the labels, the sum over chains."""
@@ -116,22 +119,22 @@ class ChainCase:
         theirs = ours if torch is None else self.peer()()
         self._require("losses", ours, theirs, 1e-5 * abs(ours))
         expected = reference_sums(self.costs, self.transitions)
-        result = infer_chains(self.costs, self.transitions, threads=1)
+        result, least = self.labeled()
         labeled = result.log_partition, result.marginals, result.transition_marginals
         for found in (self.sums(1), self.sums(None), labeled):
             for name, our, their in zip(SUMS, found, expected, strict=True):
                 self._require(name, our, their, 1e-5 * max(1.0, float(np.abs(their).max())))
-        self._check_energies(result, reference_best(self.costs, self.transitions, 1))
+        self._check_energies(least, reference_best(self.costs, self.transitions, 1))
         return ours
 
     def check_others(self) -> float:
         """How far the mean energy of samples is from what is expected, in its deviations; the best
         labels must have the energies that NumPy finds."""
-        best = reference_best(self.costs, self.transitions, N_BEST)
-        self._check_energies(self.best(), best[:, :1])
+        least = reference_best(self.costs, self.transitions, N_BEST)
+        self._check_energies(self.best(), least[:, :1])
         ranked = self.ranked()
-        tolerance = 1e-5 * float(np.abs(best).max())
-        for labels, energies, expected in zip(ranked.labels, ranked.energies, best, strict=True):
+        tolerance = 1e-5 * float(np.abs(least).max())
+        for labels, energies, expected in zip(ranked.labels, ranked.energies, least, strict=True):
             expected = expected[np.isfinite(expected)]
             self._require("energies of the best", energies, expected, tolerance)
             if len(np.unique(labels, axis=0)) != len(expected):
@@ -157,15 +160,15 @@ class ChainCase:
 
     def best(self) -> Any:
         """Labels of least energy."""
-        return best_chains(self.costs, self.transitions, threads=1)
+        return best(Chains(self.costs, self.transitions), threads=1)
 
     def ranked(self) -> Any:
         """The best few labelings."""
-        return k_best_chains(self.costs, self.transitions, N_BEST, threads=1)
+        return k_best(Chains(self.costs, self.transitions), N_BEST, threads=1)
 
     def samples(self) -> Any:
         """Labels drawn at random."""
-        return sample_chains(self.costs, self.transitions, n_samples=N_SAMPLES, threads=1)
+        return sample(Chains(self.costs, self.transitions), N_SAMPLES, threads=1)
 
     def energies(self, labels: Any, chains: Any = slice(None)) -> Any:
         """E(x) of labels (S, C, T), (S, C)."""
@@ -176,7 +179,7 @@ class ChainCase:
 
     def _check_energies(self, found: Any, expected: Any) -> None:
         tolerance = 1e-5 * float(np.abs(expected).max())
-        self._require("least energies", found.energies, expected[:, 0], tolerance)
+        self._require("least energies", found.energy, expected[:, 0], tolerance)
         labels = found.labels.reshape(1, *self.labels.shape)
         self._require("energies of labels", self.energies(labels)[0], expected[:, 0], tolerance)
 
@@ -210,7 +213,7 @@ def sums(scale: Scale) -> Section:
             continue
         candidates: Candidates = {
             OURS: partial(case.sums, 1), EVERY_CORE: partial(case.sums, None),
-            LABELS: partial(infer_chains, case.costs, case.transitions, threads=1),
+            LABELS: case.labeled,
         }
         if torch is not None:
             candidates[PEER] = case.peer()

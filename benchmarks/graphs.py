@@ -26,7 +26,7 @@ from crfield.graphs import (
     FeatureTerm,
     GridFactors,
     TableFactors,
-    infer_graph,
+    infer,
     log_linear_loss,
 )
 from experiments.common import REPOSITORY, provenance
@@ -66,7 +66,8 @@ def pgmax_runner(costs: NDArray[np.float32], n_iter: int) -> Callable[[float], A
     """temperature -> beliefs (side, side, n_states) of PGMax, compiled; None where it is not."""
     try:
         import jax
-        from pgmax import fgraph, fgroup, infer, vgroup
+        from pgmax import fgraph, fgroup, vgroup
+        from pgmax import infer as pgmax_infer
     except ImportError:
         return None
     height, width, n_states = costs.shape
@@ -78,7 +79,7 @@ def pgmax_runner(costs: NDArray[np.float32], n_iter: int) -> Callable[[float], A
     graph.add_factors(
         fgroup.PairwiseFactorGroup(variables_for_factors=pairs, log_potential_matrix=table)
     )
-    inferer = infer.build_inferer(graph.bp_state, backend="bp")
+    inferer = pgmax_infer.build_inferer(graph.bp_state, backend="bp")
     start = inferer.init(evidence_updates={pixels: jax.numpy.asarray(-costs)})
 
     def run(temperature: float) -> Any:
@@ -94,15 +95,15 @@ def check_grid(
     graph: FactorGraph, n_iter: int, temperature: float, theirs: Any | None
 ) -> float:
     """The largest error of a belief, as a cost, against the general form and against PGMax."""
-    result = infer_graph(graph, temperature=temperature, n_iter=n_iter, damping=DAMPING, tol=0)
+    result = infer(graph, temperature=temperature, max_iter=n_iter, damping=DAMPING, tol=0)
     (grid,) = graph.factors
     n_states = int(graph.n_states[0])
     general = FactorGraph(
         graph.costs.reshape(-1, n_states),
         [TableFactors(np.asarray(grid.variables).reshape(-1, 2), WEIGHT * (1 - np.eye(n_states)))],
     )
-    exact = infer_graph(
-        general, temperature=temperature, n_iter=n_iter, damping=DAMPING, tol=0,
+    exact = infer(
+        general, temperature=temperature, max_iter=n_iter, damping=DAMPING, tol=0,
         schedule="flooding",
     )
     pairs = [(result.marginals, exact.marginals)]
@@ -138,8 +139,8 @@ def grids(scale: Scale) -> Section:
             continue
 
         def ours(grid: FactorGraph, n_iter: int, threads: int, t: float = t) -> Any:
-            return infer_graph(
-                grid, temperature=t, n_iter=n_iter, damping=DAMPING, tol=0, threads=threads
+            return infer(
+                grid, temperature=t, max_iter=n_iter, damping=DAMPING, tol=0, threads=threads
             )
 
         candidates: dict[str, Callable[[], Any]] = {

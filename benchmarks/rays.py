@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.cases import Disagreement
 from benchmarks.measure import Section, fastest, milliseconds, run_sections
 from crfield._core.threads import usable_cores
-from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer_rays
+from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer
 from experiments.common import REPOSITORY, provenance
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -76,6 +76,12 @@ def ball_case(scale: Scale) -> RayCase:
     return RayCase(grid, origins, directions, model)
 
 
+def infer_all(model: RayModel, max_iter: int, temperature: float, threads: int) -> Any:
+    """Beliefs of voxels, and depths of rays."""
+    result = infer(model, max_iter=max_iter, tol=0.0, temperature=temperature, threads=threads)
+    return result.log_odds, result.depths
+
+
 def some_rays(n_rays: int, count: int = 50) -> NDArray[np.int64]:
     """Numbers of rays spread over all of them."""
     return np.unique(np.linspace(0, n_rays - 1, count).astype(np.int64))
@@ -91,7 +97,7 @@ def check_all(case: RayCase, n_iter: int) -> float:
 def check_messages(model: RayModel, n_iter: int, max_product: bool) -> float:
     """The largest error of last messages of some rays, by the recursion in NumPy."""
     before, after = (
-        infer_rays(model, n, damping=0.0, tol=0.0, max_product=max_product)
+        infer(model, max_iter=n, damping=0.0, tol=0.0, temperature=1 - max_product)
         for n in (n_iter - 1, n_iter)
     )
     odds, worst = before.log_odds.ravel(), 0.0
@@ -192,10 +198,10 @@ def all_parts(scale: Scale) -> Section:
                 case.grid.traverse, case.origins, case.directions, threads=threads
             ),
             f"sum-product, {scale.n_iter} iterations": partial(
-                infer_rays, case.model, scale.n_iter, tol=0.0, threads=threads
+                infer_all, case.model, scale.n_iter, 1.0, threads
             ),
             f"max-product, {scale.n_iter} iterations": partial(
-                infer_rays, case.model, scale.n_iter, tol=0.0, max_product=True, threads=threads
+                infer_all, case.model, scale.n_iter, 0.0, threads
             ),
             "independent fusion": partial(fuse_independent, case.model, threads=threads),
         }, scale.repeats)

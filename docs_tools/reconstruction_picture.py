@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from crfield.graphs import RayModel, fuse_independent, infer_rays
+from crfield.graphs import RayModel, fuse_independent, infer
 from crfield.show.pictures import side_by_side, stack
 from docs_tools.pages import run_tutorial, save_picture
 
@@ -24,7 +24,7 @@ def slices(names: dict[str, Any]) -> Image.Image:
             names["grid"], rays.offsets, rays.voxels, names["scores"], prior, names["empty_scores"]
         )
         found[title] = (
-            fuse_independent(model) if name == "fusion" else infer_rays(model).marginals
+            fuse_independent(model) if name == "fusion" else infer(model).marginals
         )
     panels = []
     for occupied in found.values():

@@ -94,12 +94,12 @@ def chain() -> Call:
 
 def graph() -> Call:
     """Belief propagation on three variables in a row."""
-    from crfield.graphs import FactorGraph, TableFactors, infer_graph
+    from crfield.graphs import FactorGraph, TableFactors, infer
 
     rng = np.random.default_rng(0)
     factors = TableFactors(np.array([[0, 1], [1, 2]]), rng.normal(size=(2, 2)))
     model = FactorGraph(rng.normal(size=(3, 2)), [factors])
-    return lambda: infer_graph(model)
+    return lambda: infer(model)
 
 
 def playground() -> Call:

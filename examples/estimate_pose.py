@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from crfield.graphs.pictorial import PictorialStructure
+from crfield.graphs import PictorialStructure, Poses, infer
+from crfield.graphs import best as best_pose
 from crfield.show.pictures import label_palette, side_by_side, stack
 
 Array = NDArray[np.float64]
@@ -232,9 +233,9 @@ class Estimator:
             found = np.unravel_index(costs.reshape(len(costs), -1).argmin(1), costs.shape[1:])
             return np.stack(found[1:], -1), found[0]
         if self.model.n_orientations > 1:
-            pose = self.model.infer(costs, marginals=False)
+            pose = best_pose(Poses(self.model, costs))
             return pose.positions, pose.orientations
-        positions = self.model.infer(costs.min(1), marginals=False).positions
+        positions = best_pose(Poses(self.model, costs.min(1))).positions
         parts = np.arange(len(costs))
         return positions, costs[parts, :, positions[:, 0], positions[:, 1]].argmin(1)
 
@@ -364,8 +365,7 @@ def main() -> None:
     rows_of_pictures = []
     for k, figure in enumerate(testing[:3]):
         costs = costs_of(responses[n_tuning + k], scales["orientations"])
-        marginals = tree.infer(costs).marginals
-        assert marginals is not None
+        marginals = infer(Poses(tree, costs)).marginals
         sticks = [
             panel(figure.image, places.astype(float), detectors.angles[turned])
             for places, turned in (best[method][k] for method in trees)

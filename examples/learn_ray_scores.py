@@ -30,7 +30,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from crfield.graphs import Camera, VoxelGrid
-from crfield.nn import RayBeliefs, expected_depth_error, pad_rays, propagate_rays
+from crfield.nn import expected_depth_error, pad_rays, propagate_rays
+from crfield.nn.structured.rays import RayBeliefs
 from crfield.show.pictures import side_by_side, stack
 
 # Noise of the views that are compared with, how often one sees the place, and how often texture
@@ -134,7 +135,7 @@ def propagate(rays: Rays, log_scores: Tensor, *, alone: bool) -> RayBeliefs:
         own = torch.arange(voxels.numel()).reshape(voxels.shape)
         voxels, n_voxels = torch.where(voxels >= 0, own, -1), voxels.numel()
     prior = torch.full((n_voxels,), math.log(PRIOR / (1 - PRIOR)))
-    return propagate_rays(log_scores, voxels, prior, n_iter=1 if alone else 3)
+    return propagate_rays(log_scores, voxels, prior, max_iter=1 if alone else 3)
 
 
 def train(scenes: list[Rays], n_updates: int, *, alone: bool) -> Scores:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrated_views import Floats, Scene, View
-from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer_rays
-from crfield.graphs.photo_consistency import (
+from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer
+from crfield.graphs.vision.photo_consistency import (
     correlate_windows,
     first_hits,
     look_up,
@@ -149,7 +149,7 @@ class Photographs:
     def reconstruct(self, method: str, settings: Settings) -> Floats:
         """The probability of each voxel being occupied."""
         model = self.model(settings)
-        return fuse_independent(model) if method == FUSION else infer_rays(model).marginals
+        return fuse_independent(model) if method == FUSION else infer(model).marginals
 
     def synthesize(self, k: int, occupied: Floats) -> Floats:
         """An image (H, W, 3) of a held-out view."""

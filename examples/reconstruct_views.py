@@ -2,7 +2,7 @@
 
 For each pixel of each photograph, `sweep_planes` says at which depths other photographs agree; the
 scores of its ray are exp(beta ncc), and exp(beta ncc_0) for meeting nothing. `fuse_independent`
-sums what each ray says by itself; `infer_rays` lets rays explain each other.
+sums what each ray says by itself; `infer` lets rays explain each other.
 
 Some views are held out. Each of them is put together from the depths that the occupancies give it
 and the colors that three other views have there, some 20 degrees away where there are such, and
@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrated_views import Floats, Scene, find_scenes, make_scene, read_scene
-from crfield.graphs import infer_rays
+from crfield.graphs import infer
 from crfield.show.pictures import side_by_side, stack
 from photographs import (
     FUSION,
@@ -79,7 +79,7 @@ def write_results(
 ) -> None:
     """Occupancies, expected depths of the known views, and pictures."""
     folder.mkdir(parents=True, exist_ok=True)
-    result = infer_rays(photos.model(chosen[PROPAGATION]))
+    result = infer(photos.model(chosen[PROPAGATION]))
     entries = rays = 0
     depths, rows = {}, []
     shown = {photos.known[int((k + 0.5) * len(photos.known) / 3)] for k in range(3)}

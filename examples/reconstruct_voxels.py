@@ -2,7 +2,7 @@
 
 Solids are seen by cameras around them. The depth of each pixel has Gaussian noise, and for some
 pixels, in front of the background as well, it is any depth at all. A ray's scores are the
-likelihood of its measurement. `fuse_independent` sums what each ray says by itself; `infer_rays`
+likelihood of its measurement. `fuse_independent` sums what each ray says by itself; `infer`
 lets rays explain each other. Reported is the intersection over union on voxels in free sight of a
 camera, for some shares of outliers and for the share at which fusion has 80%:
 
@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer_rays
+from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer
 from crfield.show.pictures import captioned, side_by_side, stack
 
 PRIORS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
@@ -116,7 +116,7 @@ def reconstruct(
     """The probability of each voxel being occupied."""
     scores, empty = measured
     model = RayModel(scene.grid, scene.rays.offsets, scene.rays.voxels, scores, prior, empty)
-    return fuse_independent(model) if method == FUSION else infer_rays(model).marginals
+    return fuse_independent(model) if method == FUSION else infer(model).marginals
 
 
 def load_solids(folder: Path, shrink: int) -> dict[str, NDArray[np.bool_]]:

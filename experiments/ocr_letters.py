@@ -272,7 +272,8 @@ def write_report(kept: dict[str, Any], split: Split, n_distinct: int) -> None:
         "all of which occur in every fold. Seconds are of processor time, for the final model.",
         "## One fold to train",
         f"Fold {split.fold} ({len(split.train)} words) is trained on, the other nine "
-        f"({len(split.test)} words, {split.test.lengths.sum()} letters) are tested on. C and the "
+        f"({len(split.test)} words, {split.test.lengths.sum()} letters) are tested on. C "
+        "(l2 = 1 / (C n) for n samples) and the "
         f"features are chosen on {split.held.sum()} of the training words, and features were "
         "thought up looking at that fold alone. The gap is the largest "
         "difference of an observed and an expected feature per word that the penalty does not "

@@ -38,7 +38,7 @@ from experiments.common import RESULTS, Float32, markdown_table, provenance, rep
 
 # Fixed beforehand, on figures of other seeds than those reported.
 N_TRAIN, N_OTHER, N_TEST = 300, 100, 200
-N_HIDDEN, N_EPOCHS, LEARNING_RATE, WEIGHT_DECAY = 64, 100, 0.05, 1e-4
+N_HIDDEN, N_EPOCHS, STEP_SIZE, L2 = 64, 100, 0.05, 1e-4
 N_CLUSTERS = 32
 GRID = (32, 32)
 TEST_SEEDS, OTHER_SEEDS = 100, 200  # added to a seed for its test figures and its other figures
@@ -93,8 +93,8 @@ def run(level: int, seed: int) -> Outcome:
     train = Figures.make(level, N_TRAIN, seed)
     test = Figures.make(level, N_TEST, seed + TEST_SEEDS)
     trained = pretrain(
-        train.masks, N_HIDDEN, n_epochs=N_EPOCHS, learning_rate=LEARNING_RATE,
-        weight_decay=WEIGHT_DECAY, seed=seed,
+        train.masks, N_HIDDEN, n_epochs=N_EPOCHS, step_size=STEP_SIZE,
+        l2=L2, seed=seed,
     )
     unary = PatternCRF(None, pairwise_weights=[0, 0], grid=GRID)
     pairwise = choose_tradeoffs(

@@ -10,7 +10,10 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
+
+pytest.register_assert_rewrite("operator_contract")
 
 EXAMPLES = int(os.environ.get("CRFIELD_EXAMPLES", "60"))
 

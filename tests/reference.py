@@ -97,6 +97,29 @@ def lattice_matrix(features):
     return splat @ (0.5 * (forward + backward)) @ splat.T
 
 
+def grid_matrix(features):
+    """The filter through a coarser grid as a dense matrix: interpolation, a blur, back.
+
+    Axes separate: K_ij is the product over the axes of sum_ab s_ia b(a - b) s_jb, with the shares s
+    of the two nodes around a point and the blur b = (1, 4, 6, 4, 1) / 16, times (2 pi)^(D/2) for
+    the Gaussian's mass and 1 / spacing^D for that of the filter.
+    """
+    spacing = math.sqrt(3.0) / 2.0
+    f = np.asarray(features, dtype=np.float64)
+    dense = np.full((len(f), len(f)), (2 * math.pi) ** (f.shape[1] / 2) / spacing ** f.shape[1])
+    for along in f.T:
+        below = np.floor(along / spacing)
+        above = along / spacing - below
+        product = np.zeros_like(dense)
+        nodes = ((below, 1 - above), (below + 1, above))
+        for (one, share), (other, other_share) in itertools.product(nodes, nodes):
+            distance = np.abs(np.subtract.outer(one, other))
+            blur = np.select([distance == n for n in range(3)], [6 / 16, 4 / 16, 1 / 16])
+            product += share[:, None] * blur * other_share
+        dense *= product
+    return dense
+
+
 def softmax(x):
     """Rows of exp(x), normalized."""
     e = np.exp(x - x.max(1, keepdims=True))

@@ -35,7 +35,13 @@ from crfield.learning.objective import check_joblib, settle
 from crfield.learning.start import of_family
 from crfield.metrics import as_label_map, confusion_matrix, mean_iou
 from crfield.refinement import potts_model
-from crfield.unary.costs import unary_from_probabilities
+from crfield.unary.costs import (
+    BILATERAL,
+    BILATERAL_WEIGHT,
+    SPATIAL,
+    SPATIAL_WEIGHT,
+    unary_from_probabilities,
+)
 
 __all__ = ["INPUTS", "DenseCRFClassifier", "NotFittedError", "TrainingImage"]
 
@@ -94,10 +100,10 @@ class DenseCRFClassifier(Estimator):
     >>> crf.fit([(image, probabilities)], [labels]).predict([(other, others)])  # doctest: +SKIP
     """
 
-    spatial: Any = 3.0
-    spatial_weight: float = 3.0
-    bilateral: Any = (60.0, 8.0)
-    bilateral_weight: float = 6.0
+    spatial: Any = SPATIAL
+    spatial_weight: float = SPATIAL_WEIGHT
+    bilateral: Any = BILATERAL["probabilities"]
+    bilateral_weight: float = BILATERAL_WEIGHT
     compatibility: str = "potts"
     learn: Sequence[str] = ("compatibility", "kernel")
     loss: Any = "iou"

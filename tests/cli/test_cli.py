@@ -95,17 +95,17 @@ class TestOneImage:
 
     @pytest.mark.parametrize("term", ["spatial", "bilateral"])
     def test_terms_can_be_left_out(self, term: str) -> None:
-        given = ["refine", "photo.bmp", "--probs", "probs.npy", "-o", "out.npy", "--marginals"]
-        assert main([*given, f"--no-{term}"]) == 0
+        given = ["refine", "photo.bmp", "--probabilities", "probs.npy", "-o", "out.npy"]
+        assert main([*given, "--marginals", f"--no-{term}"]) == 0
         expected = crfield.refine(SCENE.image, SCENE.probabilities, **{term: None})
         assert expected.marginals.shape == (32, 40, 3)
         np.testing.assert_array_equal(np.load("out_marginals.npy"), expected.marginals)
 
     def test_both_layouts_of_probabilities_agree(self) -> None:
         np.savez("first.npz", probs=np.moveaxis(SCENE.probabilities, -1, 0))
-        assert main(["refine", "photo.bmp", "--probs", "probs.npy", "-o", "last.png"]) == 0
+        assert main(["refine", "photo.bmp", "--probabilities", "probs.npy", "-o", "last.png"]) == 0
         assert main([
-            "refine", "photo.bmp", "--probs", "first.npz", "--layout", "channels_first",
+            "refine", "photo.bmp", "--probabilities", "first.npz", "--layout", "channels_first",
             "-o", "first.png",
         ]) == 0
         np.testing.assert_array_equal(read("first.png"), read("last.png"))
@@ -115,7 +115,7 @@ class TestOneImage:
     def test_pictures_beside_the_result(self) -> None:
         Path("out").mkdir()
         assert main([
-            "refine", "photo.bmp", "--probs", "probs.npy", "-o", "out", "--overlay",
+            "refine", "photo.bmp", "--probabilities", "probs.npy", "-o", "out", "--overlay",
             "--side-by-side", "--entropy",
         ]) == 0
         names = {path.name for path in Path("out").iterdir()}
@@ -171,7 +171,7 @@ class TestOneImage:
         np.put_along_axis(soft, np.where(labels > 3, 0, labels)[..., None].astype(int), 0.7, -1)
         soft[9, 9] = [0.1, 0.1, 0.1, 0.7]
         np.save("soft.npy", np.moveaxis(soft, -1, 0))
-        given = ["refine", "photo.bmp", "--probs", "soft.npy", "--layout", "channels_first"]
+        given = ["refine", "photo.bmp", "--probabilities", "soft.npy", "--layout", "channels_first"]
         assert main(given) == 0
         assert "warning: labels 2, 3 of soft.npy are gone" in capsys.readouterr().err
         assert main([*given, "--spatial-weight", "0", "--bilateral-weight", "0"]) == 0
@@ -179,12 +179,12 @@ class TestOneImage:
 
     def test_saved_model(self, capsys: pytest.CaptureFixture[str]) -> None:
         model = crfield.DenseCRF.load(save_model())
-        given = ["refine", "photo.bmp", "--probs", "probs.npy", "-o", "out.npy", "--marginals"]
-        assert main([*given, "--model", "model.safetensors"]) == 0
+        given = ["refine", "photo.bmp", "--probabilities", "probs.npy", "-o", "out.npy"]
+        assert main([*given, "--marginals", "--model", "model.safetensors"]) == 0
         expected = crfield.refine(SCENE.image, SCENE.probabilities, model=model)
         np.testing.assert_array_equal(np.load("out_marginals.npy"), expected.marginals)
         replace(model, algorithm="parallel", max_iter=2).save("model.safetensors")
-        assert main([*given, "--model", "model.safetensors"]) == 0
+        assert main([*given, "--marginals", "--model", "model.safetensors"]) == 0
         assert "2 iterations, as learned" in capsys.readouterr().out
         expected = crfield.refine(
             SCENE.image, SCENE.probabilities, model=model, algorithm="parallel", max_iter=2
@@ -247,6 +247,12 @@ class TestBatch:
         assert "no image for " + str(Path("masks") / "d.png") in captured.err
         assert [path.name for path in Path("out").iterdir()] == ["a_refined.png"]
 
+    def test_errors_speak_of_options(self, capsys: pytest.CaptureFixture[str]) -> None:
+        make_folders("a")
+        given = ["refine", "images", "--labels", "masks", "--json", "--max-pixels", "10"]
+        assert main(given) == 1
+        assert "with --max-pixels" in json.loads(capsys.readouterr().out)[0]["error"]
+
     def test_listed_images(self, capsys: pytest.CaptureFixture[str]) -> None:
         make_folders("a", "b", "c")
         assert main(["refine", "images/a.bmp", "images/b.bmp", "--labels", "masks"]) == 0
@@ -282,12 +288,12 @@ class TestRefusals:
             (["photo.bmp", "--labels", "photo.png", "-o", "none/x.png"], "no folder"),
             (["photo.bmp", "--labels", "photo.png", "--max-pixels", "100"], "--max-pixels"),
             (["photo.bmp", "--labels", "photo.png", "--layout", "channels_first"], "--layout"),
-            (["photo.bmp", "--probs", "probs.npy", "--confidence", "0.5"], "--confidence"),
+            (["photo.bmp", "--probabilities", "probs.npy", "--confidence", "0.5"], "--confidence"),
             (["photo.bmp", "--labels", "photo.png", "--model", "none.safetensors"], "none"),
             (["photo.bmp", "--labels", "photo.png", "--max-iter", "-1"], "--max-iter must"),
             (["photo.bmp", "--labels", "photo.png", "--confidence", "3"], "--confidence must"),
-            (["photo.bmp", "--labels", "probs.npy"], "pass it with --probs."),
-            (["photo.bmp", "--probs", "photo.png"], "--labels"),
+            (["photo.bmp", "--labels", "probs.npy"], "pass it with --probabilities."),
+            (["photo.bmp", "--probabilities", "photo.png"], "--labels"),
             (["photo.bmp", "--labels", "photo.png", "--spatial-weight", "nan"], "finite"),
         ],
     )
@@ -300,8 +306,8 @@ class TestRefusals:
 
     def test_model_replaces_the_terms(self, capsys: pytest.CaptureFixture[str]) -> None:
         save_model()
-        given = ("refine", "photo.bmp", "--probs", "probs.npy", "--model", "model.safetensors")
-        assert "--bilateral-weight" in failure(capsys, *given, "--bilateral-weight", "3")
+        given = ("refine", "photo.bmp", "--probabilities", "probs.npy", "--bilateral-weight", "3")
+        assert "--bilateral-weight" in failure(capsys, *given, "--model", "model.safetensors")
 
     def test_mask_of_0_and_255(self, capsys: pytest.CaptureFixture[str]) -> None:
         mask = np.where(coarse_labels() > 0, 255, 0).astype(np.uint8)
@@ -319,7 +325,7 @@ class TestRefusals:
 
     def test_sizes_must_agree(self, capsys: pytest.CaptureFixture[str]) -> None:
         np.save("small.npy", SCENE.probabilities[::2])
-        message = failure(capsys, "refine", "photo.bmp", "--probs", "small.npy")
+        message = failure(capsys, "refine", "photo.bmp", "--probabilities", "small.npy")
         assert "32 x 40" in message
         assert "(16, 40, 3); bring both to one size" in message
 
@@ -331,16 +337,17 @@ class TestRefusals:
             ("batch", np.moveaxis(probabilities, -1, 0)[None], "which is that of a batch"),
         ):
             np.save(f"{name}.npy", values)
-            message = failure(capsys, "refine", "photo.bmp", "--probs", f"{name}.npy")
+            message = failure(capsys, "refine", "photo.bmp", "--probabilities", f"{name}.npy")
             assert remedy in message
 
     def test_arrays_are_read_in_blocks(self, capsys: pytest.CaptureFixture[str]) -> None:
         np.save("photo.npy", SCENE.image)
-        assert "add --block" in failure(capsys, "refine", "photo.npy", "--probs", "probs.npy")
+        message = failure(capsys, "refine", "photo.npy", "--probabilities", "probs.npy")
+        assert "add --block" in message
 
     def test_probabilities_of_the_foreground_alone(self) -> None:
         np.save("front.npy", SCENE.probabilities[..., 0])
-        assert main(["refine", "photo.bmp", "--probs", "front.npy", "-o", "front.png"]) == 0
+        assert main(["refine", "photo.bmp", "--probabilities", "front.npy", "-o", "front.png"]) == 0
         result = crfield.refine(SCENE.image, SCENE.probabilities[..., 0])
         np.testing.assert_array_equal(read("front.png"), result.labels)
 
@@ -350,7 +357,7 @@ class TestRefusals:
     def test_mistyped_options(
         self, capsys: pytest.CaptureFixture[str], typed: str, meant: str
     ) -> None:
-        assert main(["refine", "photo.bmp", "--probs", "probs.npy", typed, "3"]) == 2
+        assert main(["refine", "photo.bmp", "--probabilities", "probs.npy", typed, "3"]) == 2
         assert f"there is no {typed}; did you mean {meant}?" in capsys.readouterr().err
 
     def test_a_folder_that_is_not_there_is_made(self) -> None:
@@ -367,7 +374,7 @@ class TestRefusals:
         "arguments",
         [
             ["refine", "photo.bmp"],
-            ["refine", "photo.bmp", "--labels", "a", "--probs", "b"],
+            ["refine", "photo.bmp", "--labels", "a", "--probabilities", "b"],
             ["refine", "photo.bmp", "--labels", "photo.png", "--unknown", "some"],
             ["refine", "photo.bmp", "--labels", "photo.png", "--spatial", "nan"],
             ["refine", "photo.bmp", "--labels", "photo.png", "--bilateral", "3", "-1"],

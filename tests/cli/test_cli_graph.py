@@ -13,8 +13,16 @@ import pytest
 
 from crfield.cli import main
 from crfield.cli.graph import SCHEDULES
-from crfield.graphs import FactorGraph, TableFactors, infer_graph, propagation
-from crfield.graphs.uai import condition, read_uai, write_uai
+from crfield.graphs import (
+    FactorGraph,
+    TableFactors,
+    condition,
+    infer,
+    inference,
+    read_uai,
+    write_uai,
+)
+from crfield.graphs import settings as graph_settings
 
 # Cloudy, sprinkler, rain, wet grass: the loop is cut by knowing whether it is cloudy.
 SPRINKLER = """BAYES
@@ -158,21 +166,21 @@ def test_the_manual_shows_what_is_printed(capsys):
 
 def test_loops(capsys):
     found = facts(capsys, "sprinkler.uai", "--evidence", "wet.evid", "--damping", "0.2",
-                  "--iterations", "400", "--tol", "1e-10", "--schedule", "residual")
+                  "--max-iter", "400", "--tol", "1e-10", "--schedule", "residual")
     assert found["has_loops"]
     assert not found["exact"]
     assert found["converged"]
     assert found["status"].startswith("approximate because of loops, converged after ")
-    expected = infer_graph(
-        condition(read_uai("sprinkler.uai"), {3: 1}), damping=0.2, n_iter=400, tol=1e-10,
+    expected = infer(
+        condition(read_uai("sprinkler.uai"), {3: 1}), damping=0.2, max_iter=400, tol=1e-10,
         schedule="residual",
     )
     assert found["log_partition"] == expected.log_partition
     np.testing.assert_array_equal(found["marginals"], expected.marginals)
     assert found["map"]["states"] == [1, 0, 1, 1]
-    text = printed(capsys, "sprinkler.uai", "--iterations", "2")
+    text = printed(capsys, "sprinkler.uai", "--max-iter", "2")
     assert "not converged after 2 iterations (last change " in text
-    assert "raise --iterations or --damping, or use --schedule residual\n" in text
+    assert "raise --max-iter or --damping, or use --schedule residual\n" in text
     assert "log-probability about " in text
 
 
@@ -287,11 +295,11 @@ def test_solution_files(capsys):
         (["cloudy.evid"], "cloudy.evid: expected MARKOV or BAYES as the first word, got '2'"),
         (["chain.uai", "--evidence", "chain.uai"], "line 1, word 1: expected a finite number"),
         (["chain.uai", "--evidence", "cloudy.evid"], "an observed variable must be at least 0 and"),
-        (["sprinkler.uai", "--evidence", "two.evid"], "choose one by observation (--observation)"),
+        (["sprinkler.uai", "--evidence", "two.evid"], "choose one by observation, from 0 to 1"),
         (["chain.uai", "--observation", "1"], "--observation chooses one in a file of evidence"),
         (["chain.uai", "--temperature", "0"], "and 1e+100, got 0; use --task map"),
         (["chain.uai", "--temperature", "nan"], "--temperature must lie between 1e-06 and 1"),
-        (["chain.uai", "--iterations", "0"], "--iterations must be at least 1, got 0"),
+        (["chain.uai", "--max-iter", "0"], "--max-iter must be at least 1, got 0"),
         (["chain.uai", "--k-best", "0"], "--k-best must be at least 1, got 0"),
         (["chain.uai", "--samples", "-1"], "--samples must be at least 1, got -1"),
         (["chain.uai", "--threads", "0"], "--threads must be at least 1, got 0"),
@@ -340,7 +348,7 @@ def test_convex_bounds_log_z(capsys):
     assert f"log Z: at most {bound['log_partition']:.6f}" in text
     assert "log-probability at least" in text
     assert text.count("reweighted because of loops, converged") == 2
-    assert "at most" not in printed(capsys, "soft.uai", "--convex", "--iterations", "1")
+    assert "at most" not in printed(capsys, "soft.uai", "--convex", "--max-iter", "1")
     # Without loops there is nothing to reweight.
     assert facts(capsys, "chain.uai", "--convex") == facts(capsys, "chain.uai")
 
@@ -352,11 +360,13 @@ def test_one_of_several_observations(capsys):
 
 
 def test_options_are_those_of_the_library(capsys):
-    assert SCHEDULES == propagation.SCHEDULES
+    assert SCHEDULES == graph_settings.SCHEDULES
     assert main(["graph", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    defaults = inspect.signature(infer_graph).parameters
-    for option, name in (("--iterations N", "n_iter"), ("--damping D", "damping"),
-                         ("--tol X", "tol"), ("--temperature T", "temperature")):
-        assert f"(default: {defaults[name].default:g})" in text.rsplit(option, 1)[1][:120]
+    defaults = inspect.signature(infer).parameters
+    for option, default in (
+        ("--max-iter N", inference.MAX_ITER), ("--damping D", defaults["damping"].default),
+        ("--tol X", inference.TOL), ("--temperature T", defaults["temperature"].default),
+    ):
+        assert f"(default: {default:g})" in text.rsplit(option, 1)[1][:120]
     assert "crfield graph model.uai --evidence model.uai.evid --task mar" in text

@@ -34,11 +34,11 @@ def dense(number):
 
 
 def chain(number):
-    return graphs.infer_chains(CHAINS[0] + number, CHAINS[1], threads=2).marginals
+    return graphs.infer(graphs.Chains(CHAINS[0] + number, CHAINS[1]), threads=2).marginals
 
 
 def grid(number):
-    return graphs.infer_graph(GRID, n_iter=5 + number, tol=0, threads=2).marginals
+    return graphs.infer(GRID, max_iter=5 + number, tol=0, threads=2).marginals
 
 
 def cut(number):
@@ -190,7 +190,7 @@ def test_what_goes_to_other_processes_survives_pickling(thing):
         found = copy.infer(IMAGE, UNARIES[0], max_iter=3, tol=0, threads=2).marginals
         assert np.array_equal(found, dense(0))
     elif thing is GRID:
-        found = graphs.infer_graph(copy, n_iter=5, tol=0, threads=2).marginals
+        found = graphs.infer(copy, max_iter=5, tol=0, threads=2).marginals
         assert np.array_equal(found, grid(0))
     elif thing is SHAPES:
         found = patterns.sample(copy, SHAPE_COSTS, n_passes=2, seed=0, threads=2)

@@ -1,117 +1,20 @@
-"""One contract for every operator: linear, symmetric, equal to its dense form and brute force."""
+"""What the contract of operators does not say: tiles, bounds, keys, choices and refusals."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import reference
 from crfield import FeatureKernel, InputError, Spatial
 from crfield.dense.filters import ExactFilter, LatticeFilter, make_filter
-from crfield.dense.kernels import NORMALIZATIONS, SHAPES
-
-TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
-
-# (method, shape) pairs that exist; each passes every test below.
-OPERATORS = [("lattice", "gaussian"), *(("exact", shape) for shape in SHAPES)]
-
-
-def plain_matrix(method, shape, features):
-    """The reference kernel matrix without normalization."""
-    if method == "lattice":
-        dim = features.shape[1]
-        mass = (4 * np.pi / 3) ** (dim / 2) * np.sqrt(dim + 1)
-        return mass * reference.lattice_matrix(features)
-    return reference.kernel_matrix(features, shape)
+from crfield.dense.kernels import SHAPES
+from operator_contract import derivative
 
 
 def build(method, shape, features, normalization="none", dtype=np.float64, **options):
     kernel = FeatureKernel("f", features.shape[1], shape=shape, normalization=normalization)
     return make_filter(np.ascontiguousarray(features, dtype), kernel, method, **options)
-
-
-def random_features(seed, n, dim):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(n, dim)) * rng.uniform(0.1, 1.5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("dim", range(1, 10))
-@pytest.mark.parametrize(("method", "shape"), OPERATORS)
-def test_agrees_with_brute_force_in_one_to_nine_dimensions(method, shape, dim, dtype):
-    features = random_features(dim, 90, dim).astype(dtype)
-    operator = build(method, shape, features, dtype=dtype)
-    expected = plain_matrix(method, shape, features)
-    error = np.abs(operator.to_dense() - expected).max() / np.abs(expected).max()
-    assert error < TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-@pytest.mark.parametrize(("method", "shape"), OPERATORS)
-@given(data=st.data())
-def test_contract(method, shape, normalization, data):
-    n = data.draw(st.integers(1, 150))
-    n_columns = data.draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 16, 21, 33, 40]))
-    dim = data.draw(st.integers(1, 5))
-    dtype = data.draw(st.sampled_from([np.float32, np.float64]))
-    threads = data.draw(st.integers(1, 3))
-    seed = data.draw(st.integers(0, 2**31))
-    rng = np.random.default_rng(seed)
-    if shape == "sinc" and normalization != "none":
-        normalization = "none"  # its row sums may be negative, which is refused
-    features = random_features(seed, n, dim).astype(dtype)
-    operator = build(method, shape, features, normalization, dtype, threads=threads)
-    expected = reference.normalized(plain_matrix(method, shape, features), normalization)
-    x = rng.normal(size=(n, n_columns)).astype(dtype)
-    y = rng.normal(size=(n, n_columns)).astype(dtype)
-    scale = np.abs(expected).sum(1).max() * 4 + 1e-30
-    close = TOLERANCE[dtype] * scale
-
-    result = operator.apply(x)
-    assert result.dtype == dtype
-    assert np.abs(result - expected @ x).max() < close
-    assert np.abs(operator.apply_transpose(x) - expected.T @ x).max() < close
-    assert np.abs(operator.diagonal() - np.diag(expected)).max() < close
-    assert np.abs(operator.to_dense() - expected).max() < close
-    # linearity, and x'Ky = y'K'x
-    combined = operator.apply((2 * x - 3 * y).astype(dtype))
-    assert np.abs(combined - (2 * result - 3 * operator.apply(y))).max() < 8 * close
-    assert abs((y * result).sum() - (x * operator.apply_transpose(y)).sum()) < 40 * n * close
-    if operator.is_symmetric:
-        dense = operator.to_dense()
-        assert np.abs(dense - dense.T).max() < close
-    assert np.abs(np.linalg.eigvals(expected)).max() <= operator.spectral_bound() * (1 + 1e-5)
-
-
-@pytest.mark.parametrize(("method", "shape"), OPERATORS)
-def test_permuting_the_points_permutes_the_result(method, shape):
-    features = random_features(3, 200, 3)
-    x = np.random.default_rng(4).normal(size=(200, 6))
-    order = np.random.default_rng(5).permutation(200)
-    direct = build(method, shape, features).apply(x)
-    permuted = build(method, shape, features[order]).apply(x[order])
-    assert np.allclose(permuted, direct[order], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("method", "shape"), OPERATORS)
-@pytest.mark.parametrize("n_columns", [1, 3, 4, 21, 70])
-def test_odd_layouts_and_guarded_output(method, shape, n_columns):
-    """Views and Fortran order give the same numbers; nothing is written outside `out`."""
-    features = random_features(6, 130, 2).astype(np.float32)
-    operator = build(method, shape, features, dtype=np.float32)
-    big = np.random.default_rng(7).normal(size=(130, 2 * n_columns)).astype(np.float32)
-    strided = big[:, ::2]
-    expected = operator.apply(np.ascontiguousarray(strided))
-    assert np.array_equal(operator.apply(strided), expected)
-    assert np.array_equal(operator.apply(np.asfortranarray(strided)), expected)
-    assert np.array_equal(operator.apply(strided.astype(">f4")), expected)
-    padded = np.full((132, n_columns), np.nan, np.float32)
-    operator.apply(strided, out=padded[1:131])
-    assert np.array_equal(padded[1:131], expected)
-    assert np.isnan(padded[[0, -1]]).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 129, 5000])
@@ -208,3 +111,22 @@ def test_symmetric_normalization_refuses_negative_row_sums():
     features = np.array([[0.0], [4.3], [4.4], [4.5], [4.6], [4.7]])
     with pytest.raises(InputError, match="positive row sums"):
         build("exact", "sinc", features, "symmetric")
+
+
+@pytest.mark.parametrize("method", ["exact", "lattice"])
+@pytest.mark.parametrize("n_labels", [1, 2, 5, 21])
+def test_derivatives_in_single_precision_agree_with_double(method, n_labels):
+    rng = np.random.default_rng(n_labels)
+    features = rng.normal(size=(3000, 3)) * 2
+    u, v = rng.normal(size=(2, 3000, n_labels))
+    expected = derivative(build(method, "gaussian", features, "symmetric"), [(u, v)])
+    operator = build(method, "gaussian", features, "symmetric", np.float32)
+    single = derivative(operator, [(u.astype(np.float32), v.astype(np.float32))])
+    assert single.dtype == np.float32
+    assert np.abs(single - expected).max() < 2e-3 * np.abs(expected).max()
+
+
+def test_derivatives_of_other_shapes_are_refused():
+    operator = build("exact", "tent", np.zeros((3, 1)))
+    with pytest.raises(InputError, match="only Gaussian kernels"):
+        derivative(operator, [(np.ones((3, 1)), np.ones((3, 1)))])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crfield import Bilateral, DenseCRF, Diagonal, Pairwise, Potts, Spatial, Symmetric
+from crfield import Bilateral, DenseCRF, Diagonal, Inference, Pairwise, Potts, Spatial, Symmetric
 from crfield._core import _native
 from crfield.dense import model as dense
 from crfield.dense.filters import ExactFilter, GridFilter, LatticeFilter, make_filter
@@ -18,7 +18,6 @@ from crfield.dense.gradient import backpropagate
 from crfield.dense.observation import observe
 from crfield.dense.pairwise import build_terms
 from crfield.dense.problem import FusedProblem, NativeProblem, make_problem
-from crfield.learning import Inference
 from crfield.learning.losses import LogLikelihood
 from crfield.learning.objective import unroll
 
@@ -223,42 +222,6 @@ def test_the_grid_filter_as_a_matrix(shape, dtype):
     mass = dense_matrix[features.shape[0] // 2].sum()
     if len(shape) == 1:
         assert mass == pytest.approx(np.sqrt(2 * np.pi) * 2.3, rel=0.02)
-
-
-@pytest.mark.parametrize("shape", [(40,), (7, 9), (3, 4, 5)])
-def test_the_grid_filters_gradient_matches_differences(shape):
-    """d sum(u * K v) by the coordinates of one point, which moves alone along one axis."""
-    rng = np.random.default_rng(1)
-    features = Spatial(2.1).grid_features(observe(shape), np.dtype(np.float64))
-    n, dim = features.shape
-    u, v, s = rng.normal(size=(n, 3)), rng.normal(size=(n, 3)), rng.normal(size=n)
-    gradient = np.empty((n, dim))
-    operator = GridFilter(features, normalization="none")
-    operator.native.feature_gradient(u, None, v, None, gradient, None, 2)
-    by_diagonal = operator.plain_diagonal_gradient(s)
-
-    def values(axes):
-        moved = GridFilter(type(features)(axes, None, np.empty(0), features.dtype),
-                           normalization="none")
-        out = np.empty_like(v)
-        moved.native.apply(v, None, None, out, 1)
-        return (u * out).sum(), (s * moved.plain_diagonal()).sum()
-
-    step = 1e-6
-    for axis in range(dim):
-        place = len(features.axes[axis]) // 2
-        axes = [a.copy() for a in features.axes]
-        axes[axis][place] += step
-        above = values(tuple(axes))
-        axes[axis][place] -= 2 * step
-        below = values(tuple(axes))
-        chosen = np.unravel_index(np.arange(n), shape)[axis] == place
-        assert gradient[chosen, axis].sum() == pytest.approx(
-            (above[0] - below[0]) / (2 * step), rel=1e-5
-        )
-        assert by_diagonal[chosen, axis].sum() == pytest.approx(
-            (above[1] - below[1]) / (2 * step), rel=1e-5, abs=1e-8
-        )
 
 
 def test_which_filter_is_chosen():

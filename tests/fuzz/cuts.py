@@ -87,7 +87,7 @@ def make_patterns(maker: Maker) -> Call:
     potential = spoiled(maker, {
         "weights": rng.normal(size=(size, hidden)).astype(dtype), "bias": rng.normal(size=hidden),
         "composition": maker.pick(["sum", "min"]), "sparsity": float(rng.uniform(0, 1)),
-        "temperature": maker.pick([1.0, 1.0, "zero", 0.5]),
+        "temperature": maker.pick([1.0, 1.0, 0, 0.5]),
     }) if maker.chance(0.5) else {
         "weights": rng.normal(size=(size, hidden)), "bias": rng.normal(size=hidden)}
     costs = spoiled(maker, {"costs": rng.normal(size=(n, height, width, 2)).astype(dtype),
@@ -100,9 +100,9 @@ def make_patterns(maker: Maker) -> Call:
     options = spoiled(maker, {
         "infer": {"max_iter": maker.count(1, 5), "n_restarts": maker.count(0, 2), "seed": 1},
         "sample": {"n_chains": maker.count(1, 2), "n_passes": maker.count(0, 3), "seed": 2},
-        "learn": {"n_epochs": 1, "n_chains": 2, "batch_size": 2, "learning_rate": 0.01,
+        "learn": {"n_epochs": 1, "n_chains": 2, "batch_size": 2, "step_size": 0.01,
                   "objective": "expected_loss", "loss": maker.pick(["iou", "hamming"])},
-        "pretrain": {"n_hidden": hidden, "n_epochs": 1, "batch_size": 2, "learning_rate": 0.02,
+        "pretrain": {"n_hidden": hidden, "n_epochs": 1, "batch_size": 2, "step_size": 0.02,
                      "momentum": 0.5, "n_steps": 1, "smoothing": 1.0},
         "deviation": {"theta_0": 0.0, "theta_max": 2.0, "composition": "sum"},
     }.get(kind, {}))

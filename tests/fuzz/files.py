@@ -16,9 +16,8 @@ from PIL import Image
 from safetensors.numpy import load, save
 
 from crfield import DenseCRF, datasets
-from crfield._core.checkpoints import Checkpoint
-from crfield.graphs import read_evidence, read_uai, table_factors, write_uai
-from crfield.graphs.factor_graph import FactorGraph
+from crfield._core import checkpoints
+from crfield.graphs import FactorGraph, read_evidence, read_uai, table_factors, write_uai
 from crfield.io.images import read_image, read_labels, read_probabilities, write_labels
 from crfield.io.models import _digest
 from crfield.patterns import PatternCRF, PatternInputs, Patterns, learn_patterns
@@ -92,6 +91,21 @@ def falsified(maker: Maker, content: bytes) -> bytes:
     return bytes(save(tensors, {"crfield": json.dumps(document)}))
 
 
+def falsified_state(maker: Maker, content: bytes) -> bytes:
+    """Wrong numbers in the checkpoint of learning patterns, under a checksum that fits them."""
+    header = content[: content.index(b"\n") + 1]
+    decoded = checkpoints._decode(header, content, len(header))
+    assert decoded is not None
+    arrays = list(decoded[0])
+    number = int(maker.rng.integers(len(arrays)))
+    shape = arrays[number].shape
+    arrays[number] = maker.pick([
+        np.zeros(0), np.full(3, 1e300),
+        *(np.full(shape, value) for value in (np.nan, np.inf, -1.0, 0.5, 1e300)),
+    ])
+    return header + checkpoints._encode(header, tuple(arrays))
+
+
 @functools.cache
 def pattern_files() -> tuple[bytes, bytes, bytes]:
     """A pattern model, and the checkpoint of learning it after one epoch and after two."""
@@ -122,7 +136,7 @@ def make_checkpoint(maker: Maker) -> Call:
     if maker.chance(0.5):
         content = pattern_files()[1]
         if maker.hostile and maker.chance(0.5):
-            content = falsified(maker, content)
+            content = falsified_state(maker, content)
         else:
             content = damaged(maker, content, pattern_files()[2])
         return read_call(
@@ -132,7 +146,7 @@ def make_checkpoint(maker: Maker) -> Call:
         )
 
     def points(path: Path, resume: bool = True) -> Any:
-        checkpoint = Checkpoint(path, {"data": 1}, resume=resume)
+        checkpoint = checkpoints.Checkpoint(path, {"data": 1}, resume=resume)
         found = []
         for number in range(3):
             point = np.full(2, float(number))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from crfield import graphs
-from crfield.graphs.propagation import SCHEDULES
+from crfield.graphs.settings import SCHEDULES
 from tests.fuzz.calls import Call, require
 from tests.fuzz.spoil import call, check_sums, spoiled
 from tests.fuzz.values import Maker
@@ -23,7 +23,7 @@ def costs_of(maker: Maker, shape: tuple[int, ...], forbid: float = 0.1) -> Any:
 
 
 def make_graph(maker: Maker) -> Call:
-    """infer_graph of variables with tables, Potts and distance terms, grids, patterns, rays."""
+    """infer of variables with tables, Potts and distance terms, grids, patterns, rays."""
     n, n_states = maker.count(1, 9), maker.count(1, 4)
     kind = maker.pick(
         ["tables", "tables", "potts", "distance", "grid", "patterns", "rays", "mixed"])
@@ -74,7 +74,7 @@ def make_graph(maker: Maker) -> Call:
     given = spoiled(maker, factors) if maker.chance(0.5) else factors
     options = spoiled(maker, {
         "temperature": maker.pick([1.0, 1.0, 0.0, 0.3]), "schedule": maker.pick(SCHEDULES[:3]),
-        "n_iter": maker.count(1, 12), "damping": maker.pick([0.0, 0.5]), "tol": 1e-6,
+        "max_iter": maker.count(1, 12), "damping": maker.pick([0.0, 0.5]), "tol": 1e-6,
         "convex": maker.chance(0.2), "threads": 1,
     })
     more = maker.pick(["", "k best", "sample", "condition", "factors"])
@@ -82,13 +82,13 @@ def make_graph(maker: Maker) -> Call:
     def run() -> list[Any]:
         made = make(**given)
         graph = graphs.FactorGraph(parts["costs"], made if isinstance(made, list) else [made])
-        result = graphs.infer_graph(graph, **options)
+        result = graphs.infer(graph, **options)
         found: list[Any] = [result.marginals, result.labels, result.log_partition, graph.energy(
             result.labels, result.temperature)]
         if more == "k best" and graph.is_forest:
-            found.append(graphs.k_best_graph(graph, 5, threads=1).energies)
+            found.append(graphs.k_best(graph, 5, threads=1).energies)
         elif more == "sample" and graph.is_forest:
-            found.append(graphs.sample_graph(graph, 3, seed=1, threads=1))
+            found.append(graphs.sample(graph, 3, seed=1, threads=1))
         elif more == "condition":
             found.append(graphs.condition(graph, {0: int(result.labels[0])}).costs)
         elif more == "factors" and kind not in ("patterns", "rays"):
@@ -105,7 +105,7 @@ def make_graph(maker: Maker) -> Call:
 
 
 def make_chains(maker: Maker) -> Call:
-    """infer_chains and its relatives."""
+    """Chains and all that is asked of them."""
     n_states, lengths = maker.count(1, 5), [maker.count(1, 6) for _ in range(maker.count(1, 4))]
     n = sum(lengths)
     rng = maker.rng
@@ -117,27 +117,38 @@ def make_chains(maker: Maker) -> Call:
     }
     kind = maker.pick(["infer", "best", "k best", "sample", "energies", "loss"])
     if kind == "infer":
-        given |= {"temperature": maker.pick([1.0, 0.0, 0.1]), "threads": 1,
-                  "edge_marginals": maker.chance(0.5)}
+        given |= {"temperature": maker.pick([1.0, 0.0, 0.1]), "threads": 1}
+        edges = maker.chance(0.5)
 
         def check(result: Any) -> None:
             check_sums(result.marginals)
             require(np.isin(result.labels, np.arange(n_states)).all(), "labels that are none")
+            if edges:
+                check_sums(result.factor_marginals().reshape(n - len(lengths), -1))
 
-        return call(maker, graphs.infer_chains, given, check)
+        return call(maker, on_chains(graphs.infer), given, check)
     if kind == "best":
-        return call(maker, graphs.best_chains, given)
+        return call(maker, on_chains(graphs.best), given)
     if kind == "k best":
-        return call(maker, graphs.k_best_chains, {**given, "k": maker.count(1, 9)})
+        return call(maker, on_chains(graphs.k_best), {**given, "k": maker.count(1, 9)})
     if kind == "sample":
         given |= {"n_samples": maker.count(1, 4), "seed": maker.count(0, 9), "temperature": 1.0}
-        return call(maker, graphs.sample_chains, given)
+        return call(maker, on_chains(graphs.sample), given)
     given["labels"] = rng.integers(0, n_states, n)
-    return call(maker, graphs.chain_energies if kind == "energies" else graphs.chain_loss, given)
+    function = on_chains(graphs.Chains.energy) if kind == "energies" else graphs.chain_loss
+    return call(maker, function, given)
+
+
+def on_chains(verb: Any) -> Any:
+    """A verb as a function of what chains are made of."""
+    def function(costs: Any, transitions: Any, lengths: Any, **options: Any) -> Any:
+        return verb(graphs.Chains(costs, transitions, lengths=lengths), **options)
+
+    return function
 
 
 def make_pose(maker: Maker) -> Call:
-    """PictorialStructure: infer, energy, sample, fit; distance transforms."""
+    """PictorialStructure and Poses: infer, energy, sample, fit; distance transforms."""
     rng = maker.rng
     parts, turns = maker.count(1, 4), maker.pick([1, 1, 2])
     height, width = maker.count(1, 6), maker.count(1, 6)
@@ -164,12 +175,12 @@ def make_pose(maker: Maker) -> Call:
     costs = spoiled(maker, {"costs": costs_of(maker, shape)})["costs"]
 
     def run() -> list[Any]:
-        model = graphs.PictorialStructure(**structure)
+        poses = graphs.Poses(graphs.PictorialStructure(**structure), costs)
         if kind == "sample":
-            return [model.sample(costs, 3, seed=2, threads=1).positions]
-        result = model.infer(costs, min_marginals=maker.hostile, threads=1)
-        energy = model.energy(costs, result.positions, result.orientations if turns > 1 else None)
-        return [result.positions, energy, result.marginals]
+            return list(poses.places(graphs.sample(poses, 3, seed=2, threads=1)))
+        least, result = graphs.best(poses, threads=1), graphs.infer(poses, threads=1)
+        energy = poses.energy(least.positions, least.orientations if turns > 1 else None)
+        return [least.positions, energy, result.marginals, least.min_marginals]
 
     def check(found: list[Any]) -> None:
         if kind != "sample":
@@ -179,14 +190,14 @@ def make_pose(maker: Maker) -> Call:
 
 
 def make_rays(maker: Maker) -> Call:
-    """RayModel, infer_rays, fuse_independent, ray_messages, traversal and cameras."""
+    """RayModel, infer, fuse_independent, ray_messages, traversal and cameras."""
     rng = maker.rng
     kind = maker.pick(["infer", "infer", "fuse", "messages", "traverse", "camera"])
     if kind == "messages":
         n = maker.count(1, 6)
         return call(maker, graphs.ray_messages, {
             "incoming": rng.uniform(0.01, 1, (n, 2)), "scores": rng.uniform(0, 1, n),
-            "empty_score": float(rng.uniform(0, 1)), "max_product": maker.chance(0.3),
+            "empty_score": float(rng.uniform(0, 1)), "temperature": maker.pick([0.0, 1.0, 1.0]),
         })
     if kind == "traverse":
         grid = spoiled(maker, {"shape": [3, 4, 2], "origin": rng.normal(size=3),
@@ -213,6 +224,6 @@ def make_rays(maker: Maker) -> Call:
             lambda: graphs.fuse_independent(graphs.RayModel(**model), threads=1),
             lambda found: require(np.isfinite(found).all(), "no probabilities"), model,
         )
-    options = {"n_iter": maker.count(1, 6), "damping": maker.pick([0.0, 0.5]), "tol": 1e-4,
-               "max_product": maker.chance(0.3), "threads": 1}
-    return call(maker, lambda **a: graphs.infer_rays(graphs.RayModel(**model), **a), options)
+    options = {"max_iter": maker.count(1, 6), "damping": maker.pick([0.0, 0.5]), "tol": 1e-4,
+               "temperature": maker.pick([0.0, 1.0, 1.0]), "threads": 1}
+    return call(maker, lambda **a: graphs.infer(graphs.RayModel(**model), **a), options)

@@ -10,17 +10,15 @@ import pytest
 
 import crfield
 from crfield._core import _native
-from crfield.graphs import (
-    best_chains,
-    chain_energies,
-    chain_loss,
-    infer_chains,
-    k_best_chains,
-    sample_chains,
-)
+from crfield.graphs import Chains, best, chain_loss, infer, k_best, sample
 from refusal import refusal
 
 COSTS, TABLE = np.zeros((4, 3)), np.zeros((3, 3))
+CHAIN = Chains(COSTS, TABLE)
+
+
+def chain_energy(costs, table, labels):
+    return Chains(costs, table).energy(labels)
 
 
 @pytest.mark.parametrize(
@@ -57,63 +55,73 @@ COSTS, TABLE = np.zeros((4, 3)), np.zeros((3, 3))
         (COSTS, np.full((3, 3), np.inf), {}, "transitions must be finite"),
         (np.full((4, 3), 1e31), TABLE, {}, "costs must not exceed"),
         (COSTS.astype(complex), TABLE, {}, "real numbers"),
-        (COSTS, TABLE, {"threads": 0}, "threads"),
     ],
 )
-def test_wrong_chains_are_refused_by_every_function(costs, table, options, message):
-    assert message in refusal(infer_chains, costs, table, **options)
-    assert message in refusal(best_chains, costs, table, **options)
-    assert message in refusal(k_best_chains, costs, table, 2, **options)
-    assert message in refusal(sample_chains, costs, table, **options)
+def test_wrong_chains_are_refused(costs, table, options, message):
+    assert message in refusal(Chains, costs, table, **options)
 
 
 def test_wrong_settings_are_refused():
-    assert "temperature" in refusal(infer_chains, COSTS, TABLE, temperature=-1)
-    assert "best_chains" in refusal(sample_chains, COSTS, TABLE, temperature=0)
-    assert "temperature" in refusal(infer_chains, COSTS, TABLE, temperature="hot")
-    for function in (infer_chains, sample_chains):
-        assert "must not exceed 1e+100" in refusal(function, COSTS, TABLE, temperature=1e101)
-        function(COSTS, TABLE, temperature=1e100)
-    assert "k must be" in refusal(k_best_chains, COSTS, TABLE, 0)
-    assert "k must be" in refusal(k_best_chains, COSTS, TABLE, 2**40)
-    assert "n_samples" in refusal(sample_chains, COSTS, TABLE, n_samples=0)
-    assert "seed" in refusal(sample_chains, COSTS, TABLE, seed=-1)
-    assert "GiB" in refusal(sample_chains, COSTS, TABLE, n_samples=10**15)
-    assert "GiB" in refusal(k_best_chains, np.zeros((10**5, 2)), np.zeros((2, 2)), 10**9)
+    assert "temperature" in refusal(infer, CHAIN, temperature=-1)
+    assert "use best for 0" in refusal(sample, CHAIN, temperature=0)
+    assert "temperature" in refusal(infer, CHAIN, temperature="hot")
+    for verb in (infer, sample):
+        assert "must not exceed 1e+100" in refusal(verb, CHAIN, temperature=1e101)
+        verb(CHAIN, temperature=1e100)
+    for verb in (infer, best, sample):
+        assert "threads" in refusal(verb, CHAIN, threads=0)
+    assert "threads" in refusal(k_best, CHAIN, 2, threads=0)
+    assert "schedule must be 'auto' or 'exact' for Chains, got 'flooding'" in refusal(
+        infer, CHAIN, schedule="flooding"
+    )
+    assert "group must be at least 0 and at most 0" in refusal(infer(CHAIN).factor_marginals, 1)
+    assert "k must be" in refusal(k_best, CHAIN, 0)
+    assert "k must be" in refusal(k_best, CHAIN, 2**40)
+    assert "n_samples" in refusal(sample, CHAIN, n_samples=0)
+    assert "seed" in refusal(sample, CHAIN, seed=-1)
+    assert "GiB" in refusal(sample, CHAIN, n_samples=10**15)
+    assert "GiB" in refusal(k_best, Chains(np.zeros((10**5, 2)), np.zeros((2, 2))), 10**9)
+
+
+def test_only_problems_are_inferred():
+    for verb in (infer, best, sample):
+        assert "Chains" in refusal(verb, COSTS)
+    assert "must be a FactorGraph or Chains for k_best, got ndarray" in refusal(k_best, COSTS, 2)
 
 
 def test_ragged_labels_are_refused():
-    assert "labels[0]" in refusal(chain_energies, COSTS, TABLE, [[0, [1, 2], 0, 1]])
+    assert "labels[0]" in refusal(chain_energy, COSTS, TABLE, [[0, [1, 2], 0, 1]])
 
 
 def test_what_memory_cannot_hold_is_refused_before_work(monkeypatch):
     costs, table = np.zeros((2, 1000), np.float32), np.zeros((1000, 1000), np.float32)
     monkeypatch.setattr("crfield._core.validate.available_memory", lambda: 6e6)
-    for function in (infer_chains, best_chains, sample_chains):
-        assert "1000 states" in refusal(function, costs, table)
-    assert "1000 states" in refusal(k_best_chains, costs, table, 1)
+    chains = Chains(costs, table)
+    for verb in (infer, best, sample):
+        assert "1000 states" in refusal(verb, chains)
+    assert "1000 states" in refusal(k_best, chains, 1)
     per_edge = np.zeros((99, 200, 200), np.float32)
     monkeypatch.setattr("crfield._core.validate.available_memory", lambda: 1.5e7)
-    best_chains(costs, table)  # which needs one table, by rows alone
+    best(chains)  # which needs one table, by rows alone
     assert "(99, 200, 200)" in refusal(
         chain_loss, np.zeros((100, 200), np.float32), per_edge, np.zeros(100, int)
     )
-    assert "states" in refusal(infer_chains, costs, table)
+    assert "states" in refusal(infer, chains)
 
 
 def test_k_is_not_asked_room_for_beyond_the_labelings_there_are(monkeypatch):
     monkeypatch.setattr("crfield._core.validate.available_memory", lambda: 2.0**21)
-    found = k_best_chains(np.arange(6.0).reshape(3, 2), np.zeros((2, 2)), 10**9, threads=64)
+    found = k_best(Chains(np.arange(6.0).reshape(3, 2), np.zeros((2, 2))), 10**9, threads=64)
     assert found.labels[0].shape == (8, 3)
-    assert "GiB" in refusal(k_best_chains, np.zeros((30, 2)), np.zeros((2, 2)), 10**6)
+    assert "GiB" in refusal(k_best, Chains(np.zeros((30, 2)), np.zeros((2, 2))), 10**6)
 
 
 def test_small_work_is_done_whatever_memory_is_left(monkeypatch):
     monkeypatch.setattr("crfield._core.validate.available_memory", lambda: 0.0)
-    infer_chains(COSTS, TABLE, edge_marginals=True)
+    infer(CHAIN).factor_marginals()
 
 
-@pytest.mark.parametrize("function", [chain_energies, chain_loss])
+@pytest.mark.parametrize("function", [chain_energy, chain_loss])
 def test_wrong_labels_are_refused(function):
     assert "between 0 and 2, got 3 at index 1" in refusal(function, COSTS, TABLE, [0, 3, 0, 0])
     assert "got -1" in refusal(function, COSTS, TABLE, np.array([0, 0, -1, 0]))
@@ -167,8 +175,8 @@ def test_inputs_are_left_alone_and_may_be_read_only():
     costs, table = rng.standard_normal((6, 3)), rng.standard_normal((3, 3))
     copies = costs.copy(), table.copy()
     costs.flags.writeable = table.flags.writeable = False
-    infer_chains(costs, table, edge_marginals=True)
-    sample_chains(costs[::2], table.T)
+    infer(Chains(costs, table)).factor_marginals()
+    sample(Chains(costs[::2], table.T))
     chain_loss(costs, table, [0, 1, 2, 0, 1, 2])
     np.testing.assert_array_equal(costs, copies[0])
     np.testing.assert_array_equal(table, copies[1])

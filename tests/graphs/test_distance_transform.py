@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crfield.graphs.distances import distance_transform, soft_distance_transform
+from crfield.graphs import distance_transform, soft_distance_transform
 from pose_reference import all_terms, soft_minimum
 from refusal import refusal
 

@@ -23,6 +23,8 @@ def test_every_optimizer_comes_to_the_same_model(optimizer, slack):
     assert other.objective_[-1] < best.objective_[-1] + slack
     again = ChainClassifier(**settings).fit(X, y)
     np.testing.assert_array_equal(again.coef_, other.coef_)
+    shuffled = ChainClassifier(random_state=1, **settings).fit(X, y)
+    assert np.array_equal(shuffled.coef_, other.coef_) == (optimizer == "cg")
 
 
 def test_neighbors_help_where_features_say_little():
@@ -142,6 +144,10 @@ def test_piecewise_training_reports_both_of_its_courses():
     assert crf.part_objective_[-1] == pytest.approx(loss_at(data, weights)[0])
     assert crf.part_objective_[-1] <= crf.part_objective_[0]
     assert ChainClassifier().fit(X, y).part_objective_ is None
+    # Mini-batches are for the classifier: the two weights are found in few steps over all chains.
+    batches = ChainClassifier(training="piecewise", optimizer="adam", max_iter=50).fit(X, y)
+    assert len(batches.objective_) == 51
+    assert len(batches.part_objective_) < 40
 
 
 def test_tables_in_another_order_predict_the_same():
@@ -231,6 +237,7 @@ def test_graphs_without_edges_among_others() -> None:
     assert model.predict([alone])[0].tolist() == [1, 0]
     lonely = GraphClassifier(training="piecewise", tol=0.1).fit([alone[:2]], [[1, 0]])
     assert not lonely.pair_coef_[0].any()
+    assert lonely.part_weights_.shape == (1,)
     with pytest.raises(ValueError, match="as many features"):
         GraphClassifier().fit([alone, (joined[0], joined[1])], [[1, 0], [1, 0]])
 
@@ -345,7 +352,18 @@ def test_grids_learn_to_smooth() -> None:
     assert len(GridClassifier(l2=100.0, tol=1.0, directed=False).fit(X[:1], y[:1]).pair_coef_) == 1
 
 
-@pytest.mark.filterwarnings("ignore:learning did not converge")
+def test_inference_is_done_as_asked() -> None:
+    rng = np.random.default_rng(7)
+    y = [(rng.random((4, 5)) < 0.5).astype(int) for _ in range(3)]
+    X = [labels[..., None] + rng.normal(0, 0.5, (4, 5, 1)) for labels in y]
+    bound, bethe = (
+        GridClassifier(inference=Propagation(convex=convex)).fit(X, y) for convex in (True, False)
+    )
+    assert bound.objective_[-1] > bethe.objective_[-1] + 1e-3
+    with pytest.warns(UserWarning, match="raise max_iter or tol of inference"):
+        GridClassifier(tol=0.5, inference=Propagation(max_iter=2)).fit(X, y)
+
+
 def test_piecewise_training_is_near_joint_training() -> None:
     X, y = chain_examples(np.random.default_rng(5), 60)
     graphs = as_graphs(X)

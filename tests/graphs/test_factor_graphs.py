@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from crfield.graphs import (
     DistanceFactors,
     FactorGraph,
-    GraphResult,
     GridFactors,
     PatternFactors,
     PottsFactors,
+    Result,
     TableFactors,
-    infer_graph,
-    k_best_graph,
-    sample_graph,
+    infer,
+    k_best,
+    sample,
     table_factors,
 )
 from graph_reference import Reference, table_cost
@@ -40,9 +40,9 @@ def test_forests_are_exact(seed: int, t: float, hard: bool) -> None:
     least = energies(reference).min()
     if not np.isfinite(least):
         with pytest.raises(ValueError, match="forbid all of them"):
-            infer_graph(graph, temperature=t)
+            infer(graph, temperature=t)
         return
-    result = infer_graph(graph, temperature=t)
+    result = infer(graph, temperature=t)
     assert result.exact
     assert result.converged
     if t > 0:
@@ -64,12 +64,12 @@ def test_twelve_variables(seed: int) -> None:
     rng = np.random.default_rng(seed)
     graph, reference = random_graph(rng, 12, True, 1.0, most_joint=10_000)
     assert len(set(graph.n_states)) > 1
-    result = infer_graph(graph)
+    result = infer(graph)
     for found, expected in zip(result.marginals, reference.marginals(1.0), strict=True):
         np.testing.assert_allclose(found[: len(expected)], expected, atol=1e-9)
     assert result.log_partition == pytest.approx(reference.log_partition(1.0), abs=1e-9)
     hard, reference = random_graph(rng, 12, True, 0.0, most_joint=10_000)
-    assert infer_graph(hard, temperature=0.0).energy == pytest.approx(
+    assert infer(hard, temperature=0.0).energy == pytest.approx(
         energies(reference).min(), abs=1e-9
     )
 
@@ -79,7 +79,7 @@ def test_twelve_variables(seed: int) -> None:
 def test_factor_marginals_of_forests(seed: int) -> None:
     rng = np.random.default_rng(seed)
     graph, reference = random_graph(rng, int(rng.integers(2, 7)), True, 1.0)
-    result = infer_graph(graph)
+    result = infer(graph)
     for i, group in enumerate(graph.factors):
         if isinstance(group, TableFactors | PottsFactors):
             variables = tuple(int(v) for v in group.variables)
@@ -94,7 +94,7 @@ def test_factor_marginals_of_forests(seed: int) -> None:
 def test_schedules_find_what_is_exact_on_forests(seed: int, schedule: str) -> None:
     rng = np.random.default_rng(seed)
     graph, reference = random_graph(rng, int(rng.integers(1, 7)), True, 1.0)
-    result = infer_graph(graph, schedule=schedule, damping=0.0, tol=1e-12, n_iter=500)
+    result = infer(graph, schedule=schedule, damping=0.0, tol=1e-12, max_iter=500)
     assert result.converged
     for found, expected in zip(result.marginals, reference.marginals(1.0), strict=True):
         np.testing.assert_allclose(found[: len(expected)], expected, atol=1e-9)
@@ -103,12 +103,12 @@ def test_schedules_find_what_is_exact_on_forests(seed: int, schedule: str) -> No
 
 def check_equations(graph: FactorGraph, reference: Reference, t: float, schedule: str) -> bool:
     """Messages of a fixed point, computed once more from the factors' costs by enumeration."""
-    result = infer_graph(
-        graph, temperature=t, schedule=schedule, damping=0.5, tol=1e-10, n_iter=4000
+    result = infer(
+        graph, temperature=t, schedule=schedule, damping=0.5, tol=1e-10, max_iter=4000
     )
     if not result.converged:
         return False
-    steps = result._messages
+    steps = result.messages
     out, back = (np.empty(graph.structure.n_messages) for _ in range(2))
     steps.propagation.messages(False, out)
     steps.propagation.messages(True, back)
@@ -168,7 +168,7 @@ def loopy_pairs(rng: np.random.Generator, n: int) -> tuple[FactorGraph, Referenc
 def test_weak_loops_are_nearly_exact() -> None:
     for seed in range(5):
         graph, reference = loopy_pairs(np.random.default_rng(seed), 6)
-        result = infer_graph(graph)
+        result = infer(graph)
         assert result.converged
         assert not result.exact
         np.testing.assert_allclose(result.marginals, reference.marginals(1.0), atol=0.02)
@@ -178,14 +178,14 @@ def test_weak_loops_are_nearly_exact() -> None:
 def test_bethe_log_partition_has_the_beliefs_as_its_derivative() -> None:
     rng = np.random.default_rng(3)
     graph, _ = loopy_pairs(rng, 6)
-    result = infer_graph(graph, tol=1e-12, n_iter=2000)
+    result = infer(graph, tol=1e-12, max_iter=2000)
     step = 1e-5
     for v, s in ((0, 0), (3, 2)):
         values = []
         for sign in (1, -1):
             costs = graph.costs.reshape(6, 3).copy()
             costs[v, s] += sign * step
-            moved = infer_graph(graph.with_costs(costs), tol=1e-12, n_iter=2000)
+            moved = infer(graph.with_costs(costs), tol=1e-12, max_iter=2000)
             values.append(moved.log_partition)
         slope = (values[0] - values[1]) / (2 * step)
         assert slope == pytest.approx(-result.marginals[v, s], abs=1e-7)
@@ -213,8 +213,8 @@ def test_the_grid_form_agrees_with_the_general_one(
     assert graph.planes is not None
     pairs = TableFactors(grid.edges, grid.tables(np.array([n])))
     general = FactorGraph(costs.astype(np.float64), [pairs])
-    fast = infer_graph(graph, temperature=t, n_iter=7, tol=0, threads=2)
-    slow = infer_graph(general, temperature=t, n_iter=7, tol=0, schedule="flooding")
+    fast = infer(graph, temperature=t, max_iter=7, tol=0, threads=2)
+    slow = infer(general, temperature=t, max_iter=7, tol=0, schedule="flooding")
     close = 1e-9 if dtype == np.float64 else 2e-4
     if n > 1:  # else there is nothing to send
         np.testing.assert_allclose(fast.residuals, slow.residuals, rtol=close, atol=close)
@@ -237,7 +237,7 @@ def test_bits_do_not_depend_on_threads() -> None:
         FactorGraph(costs, [PottsFactors(GridFactors((40, 50)).edges, 0.7)]),
     ]
     for graph in graphs:
-        one, three = (infer_graph(graph, n_iter=20, threads=k) for k in (1, 3))
+        one, three = (infer(graph, max_iter=20, threads=k) for k in (1, 3))
         assert (one.marginals == three.marginals).all()
         assert one.log_partition == three.log_partition
 
@@ -249,7 +249,7 @@ def test_k_best_labels_of_forests(seed: int, k: int) -> None:
     graph, reference = random_graph(rng, int(rng.integers(1, 6)), True, 0.0)
     expected = np.sort(energies(reference))
     expected = expected[np.isfinite(expected)][:k]
-    ranked = k_best_graph(graph, k)
+    ranked = k_best(graph, k)
     np.testing.assert_allclose(ranked.energies, expected, atol=1e-9)
     assert len(np.unique(ranked.labels, axis=0)) == len(ranked.labels)
     for labels, energy in zip(ranked.labels, ranked.energies, strict=True):
@@ -258,7 +258,7 @@ def test_k_best_labels_of_forests(seed: int, k: int) -> None:
 
 def test_k_best_with_equal_energies() -> None:
     graph = FactorGraph(np.zeros((3, 2)), [PottsFactors([[0, 1], [1, 2]], 0.0)])
-    ranked = k_best_graph(graph, 20)
+    ranked = k_best(graph, 20)
     assert ranked.labels.shape == (8, 3)
     assert len(np.unique(ranked.labels, axis=0)) == 8
 
@@ -270,15 +270,15 @@ def test_samples_of_forests_have_the_joint_distribution(seed: int) -> None:
     graph, reference = random_graph(rng, 5, True, t)
     states, p = reference.probabilities(t)
     count = 20000
-    drawn = sample_graph(graph, count, temperature=t, seed=seed)
+    drawn = sample(graph, count, temperature=t, seed=seed)
     sizes = [len(c) for c in reference.costs]
     found = np.bincount(
         np.ravel_multi_index(tuple(drawn.T), sizes), minlength=len(states)
     ) / count
     # Five standard deviations of every frequency.
     assert (np.abs(found - p) <= 5 * np.sqrt(p * (1 - p) / count) + 1e-3).all()
-    assert (drawn == sample_graph(graph, count, temperature=t, seed=seed)).all()
-    assert (drawn[:500] != sample_graph(graph, 500, temperature=t, seed=seed + 1)).any()
+    assert (drawn == sample(graph, count, temperature=t, seed=seed)).all()
+    assert (drawn[:500] != sample(graph, 500, temperature=t, seed=seed + 1)).any()
 
 
 def test_long_chains_need_no_stack() -> None:
@@ -286,10 +286,10 @@ def test_long_chains_need_no_stack() -> None:
     n = 100_000
     edges = np.stack([np.arange(n - 1), np.arange(1, n)], 1)
     graph = FactorGraph(rng.normal(size=(n, 2)), [PottsFactors(edges, 0.5)])
-    result = infer_graph(graph)
+    result = infer(graph)
     assert result.exact
     assert np.isfinite(result.marginals).all()
-    best = infer_graph(graph, temperature=0.0)
+    best = infer(graph, temperature=0.0)
     assert graph.energy(best.labels) == pytest.approx(best.energy)
     assert -best.log_partition == pytest.approx(best.energy)
 
@@ -303,14 +303,14 @@ def test_long_rays_do_not_underflow() -> None:
     scores = np.full(n, 1e-300)
     scores[-1] = 1.0
     graph = FactorGraph(costs, [RayFactors([0, n], np.arange(n), scores, 1e-300)])
-    result = infer_graph(graph)
+    result = infer(graph)
     assert np.isfinite(result.log_partition)
     assert result.marginals[-1, 1] > 0.999
 
 
 def test_disconnected_variables_and_no_factors() -> None:
     costs = [np.array([0.0, 1.0]), np.array([2.0]), np.array([0.0, 0.0, 0.0])]
-    result = infer_graph(FactorGraph(costs))
+    result = infer(FactorGraph(costs))
     assert result.log_partition == pytest.approx(
         np.log(1 + np.exp(-1)) - 2 + np.log(3)
     )
@@ -337,13 +337,13 @@ def test_a_million_edges_from_arrays() -> None:
 
 def test_going_on_from_a_result_takes_fewer_iterations() -> None:
     graph, _ = loopy_pairs(np.random.default_rng(0), 8)
-    first = infer_graph(graph)
-    again = infer_graph(graph, start=first)
+    first = infer(graph)
+    again = infer(graph, init=first)
     assert again.n_iter == 1
     grid = FactorGraph(np.random.default_rng(0).normal(size=(30, 2)), [GridFactors((5, 6))])
-    assert infer_graph(grid, start=infer_graph(grid)).n_iter == 1
+    assert infer(grid, init=infer(grid)).n_iter == 1
     with pytest.raises(ValueError, match="same edges"):
-        infer_graph(graph, start=infer_graph(grid))
+        infer(graph, init=infer(grid))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -357,25 +357,25 @@ def test_reweighted_log_partition_is_a_bound_with_its_beliefs_as_derivative(seed
     pairs = [(e, table_cost(table)) for e, table in zip(edges, tables, strict=True)]
     reference = Reference(list(costs), [*pairs, ((0, 2, 4), table_cost(triple[0]))])
 
-    def infer(c: np.ndarray, t: np.ndarray) -> GraphResult:
+    def bound(c: np.ndarray, t: np.ndarray) -> Result:
         graph = FactorGraph(c, [TableFactors(edges, t), TableFactors([[0, 2, 4]], triple)])
-        result = infer_graph(graph, convex=True, tol=1e-12, n_iter=20000, damping=0.7)
+        result = infer(graph, convex=True, tol=1e-12, max_iter=20000, damping=0.7)
         assert result.converged
         return result
 
-    result = infer(costs, tables)
-    assert (result.graph.forest_shares < 1).all()
+    result = bound(costs, tables)
+    assert (result.problem.forest_shares < 1).all()
     assert result.log_partition >= reference.log_partition(1.0) - 1e-9
     step = 1e-5
     moved = [costs.copy(), costs.copy()]
     moved[0][2, 1] += step
     moved[1][2, 1] -= step
-    up, down = (infer(c, tables).log_partition for c in moved)
+    up, down = (bound(c, tables).log_partition for c in moved)
     assert (up - down) / (2 * step) == pytest.approx(-result.marginals[2, 1], abs=1e-7)
     bent = [tables.copy(), tables.copy()]
     bent[0][0, 1, 2] += step
     bent[1][0, 1, 2] -= step
-    up, down = (infer(costs, t).log_partition for t in bent)
+    up, down = (bound(costs, t).log_partition for t in bent)
     expected = -result.factor_marginals(0)[0, 1, 2]
     assert (up - down) / (2 * step) == pytest.approx(expected, abs=1e-7)
 
@@ -386,23 +386,23 @@ def test_reweighting_changes_nothing_on_forests_and_halves_grids() -> None:
     if any(isinstance(group, PatternFactors) for group in graph.factors):
         graph = FactorGraph(reference.costs)
     assert (graph.forest_shares == 1).all()
-    result = infer_graph(graph, convex=True)
-    np.testing.assert_allclose(result.marginals, infer_graph(graph).marginals)
+    result = infer(graph, convex=True)
+    np.testing.assert_allclose(result.marginals, infer(graph).marginals)
     grid = FactorGraph(rng.normal(size=(35, 2)), [GridFactors((5, 7))])
     assert (grid.forest_shares == 0.5).all()
-    assert infer_graph(grid, convex=True).converged
+    assert infer(grid, convex=True).converged
     pattern = FactorGraph(np.zeros((3, 2)), [
         PatternFactors([[0, 1, 2]], np.ones((1, 3)), np.zeros(1)),
         PottsFactors([[0, 1]], 1.0),
     ])
     with pytest.raises(ValueError, match="convex must be False with patterns"):
-        infer_graph(pattern, convex=True)
+        infer(pattern, convex=True)
 
 
 def test_empty_groups_of_factors() -> None:
     graph = FactorGraph(np.zeros((2, 2)), [PottsFactors([], 1.0), PottsFactors([[0, 1]], 1.0)])
-    assert infer_graph(graph).log_partition == pytest.approx(np.log(2 + 2 * np.exp(-1)))
-    assert infer_graph(FactorGraph(np.zeros((2, 2)), [TableFactors([], np.zeros(2))])).exact
+    assert infer(graph).log_partition == pytest.approx(np.log(2 + 2 * np.exp(-1)))
+    assert infer(FactorGraph(np.zeros((2, 2)), [TableFactors([], np.zeros(2))])).exact
 
 
 @pytest.mark.parametrize("t", [0.0, 1.0])
@@ -411,7 +411,7 @@ def test_impossible_loops_among_variables_of_several_sizes(t: float) -> None:
     costs = [[0.0, np.inf], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0, 0.0]]
     graph = FactorGraph(costs, [TableFactors([[0, 1], [1, 2], [0, 2]], differ)])
     with pytest.raises(ValueError, match="forbid all of them"):
-        infer_graph(graph, temperature=t)
+        infer(graph, temperature=t)
 
 
 def ring(weights: list[float], n_states: int) -> tuple[FactorGraph, Reference]:
@@ -429,19 +429,19 @@ def test_equal_labels_on_loops_do_not_contradict_each_other(schedule: str) -> No
     for _ in range(20):
         weights = list(rng.choice([-1.0, 1.0], 6))
         graph, reference = ring(weights, 2)
-        result = infer_graph(graph, temperature=0.0, schedule=schedule)
+        result = infer(graph, temperature=0.0, schedule=schedule)
         assert result.energy == pytest.approx(energies(reference).min())
     differ = np.where(np.eye(3) > 0, np.inf, 0.0)
     colors = FactorGraph(
         np.zeros((3, 3)), [TableFactors([[0, 1], [1, 2], [0, 2]], differ)]
     )
-    assert infer_graph(colors, temperature=0.0, schedule=schedule).energy == 0.0
+    assert infer(colors, temperature=0.0, schedule=schedule).energy == 0.0
 
 
 def test_equal_labels_on_grids_do_not_contradict_each_other() -> None:
     table = np.where(np.eye(2) > 0, 1.0, 0.0)
     graph = FactorGraph(np.zeros((30, 2)), [GridFactors((5, 6), 1.0, 1.0, table, table)])
-    result = infer_graph(graph, temperature=0.0)
+    result = infer(graph, temperature=0.0)
     assert result.energy == 0.0
     assert graph.energy(result.labels) == 0.0
 
@@ -459,7 +459,7 @@ def test_no_change_of_one_label_on_a_grid_helps(kind: str) -> None:
         assert graph.planes is not None
         # One iteration leaves much to improve.
         one, two = (
-            infer_graph(graph, temperature=0.0, n_iter=1, threads=threads) for threads in (1, 2)
+            infer(graph, temperature=0.0, max_iter=1, threads=threads) for threads in (1, 2)
         )
         np.testing.assert_array_equal(one.labels, two.labels)
         assert one.min_marginals is not None
@@ -483,7 +483,7 @@ def test_trees_beside_loops_keep_their_exact_bound() -> None:
     shifted = [[i - 4, j - 4] for i, j in clique]
     loops = FactorGraph(costs[4:], [TableFactors(shifted, tables[3:])])
     together, one, two = (
-        infer_graph(graph, convex=True, tol=1e-10, n_iter=5000) for graph in (both, tree, loops)
+        infer(graph, convex=True, tol=1e-10, max_iter=5000) for graph in (both, tree, loops)
     )
     assert one.exact
     assert together.log_partition == pytest.approx(one.log_partition + two.log_partition)
@@ -499,9 +499,9 @@ def test_distances_with_one_ceiling_for_many_edges() -> None:
 
 def test_what_another_graph_forbade_is_forgotten() -> None:
     edges, free = [[0, 1], [1, 2], [0, 2]], np.zeros((3, 2))
-    hard = infer_graph(FactorGraph(free, [TableFactors(edges, [[0, np.inf], [np.inf, np.inf]])]))
+    hard = infer(FactorGraph(free, [TableFactors(edges, [[0, np.inf], [np.inf, np.inf]])]))
     soft = FactorGraph(free, [TableFactors(edges, np.zeros((2, 2)))])
-    result = infer_graph(soft, start=hard)
+    result = infer(soft, init=hard)
     assert result.converged
     np.testing.assert_allclose(result.marginals, 0.5, atol=1e-5)
 
@@ -512,17 +512,17 @@ def test_what_evidence_forbade_on_a_loop_is_forgotten() -> None:
     def ring_with(first: list[float]) -> FactorGraph:
         return FactorGraph([first, *np.zeros((3, 2))], [TableFactors(edges, equal)])
 
-    hard = infer_graph(ring_with([np.inf, 0.0]))
-    result = infer_graph(ring_with([0.0, 0.0]), start=hard)
+    hard = infer(ring_with([np.inf, 0.0]))
+    result = infer(ring_with([0.0, 0.0]), init=hard)
     np.testing.assert_allclose(result.marginals, 0.5, atol=1e-5)
-    other = infer_graph(ring_with([0.0, np.inf]), start=hard)
+    other = infer(ring_with([0.0, np.inf]), init=hard)
     np.testing.assert_allclose(other.marginals[:, 0], 1.0)
 
 
 def test_copies_of_results_have_all_but_messages() -> None:
     import copy
 
-    result = infer_graph(ring([1.0, 0.5, -0.3, 0.2], 2)[0])
+    result = infer(ring([1.0, 0.5, -0.3, 0.2], 2)[0])
     again = copy.deepcopy(result)
     assert again.log_partition == result.log_partition
     assert again.status == result.status
@@ -541,10 +541,10 @@ def test_shares_where_many_factors_join_two_variables() -> None:
 def test_a_graph_keeps_what_it_was_given() -> None:
     table, edges = np.array([[0.0, 5.0], [5.0, 0.0]]), np.array([[0, 1]], np.int32)
     graph = FactorGraph([[0.0, 1.0], [0.0, 0.0]], [TableFactors(edges, table)])
-    before = infer_graph(graph).marginals
+    before = infer(graph).marginals
     table[:] = 0
     edges[:] = 1
-    np.testing.assert_array_equal(infer_graph(graph, temperature=1.0).marginals, before)
+    np.testing.assert_array_equal(infer(graph, temperature=1.0).marginals, before)
     assert graph.energy([0, 1]) == 5.0
     with pytest.raises(ValueError, match="read-only"):
         graph.costs[0] = 1.0
@@ -554,26 +554,26 @@ def test_graphs_can_be_copied_after_inference() -> None:
     import copy
 
     graph = FactorGraph(np.zeros((2, 2)), [PottsFactors([[0, 1]], 1.0)])
-    first = infer_graph(graph)
-    again = infer_graph(copy.deepcopy(graph))
+    first = infer(graph)
+    again = infer(copy.deepcopy(graph))
     np.testing.assert_array_equal(first.marginals, again.marginals)
 
 
 def test_float32_grids_settle_at_their_rounding() -> None:
     rng = np.random.default_rng(0)
     costs = (1000 * rng.normal(size=(100, 3))).astype(np.float32)
-    assert infer_graph(FactorGraph(costs, [GridFactors((10, 10), 100.0, 100.0)])).converged
+    assert infer(FactorGraph(costs, [GridFactors((10, 10), 100.0, 100.0)])).converged
     with pytest.raises(ValueError, match="weights times tables"):
         GridFactors((2, 2), 1e20, 1e20, np.full((2, 2), 1e20), np.full((2, 2), 1e20))
     warm = FactorGraph(np.zeros((4, 2), np.float32), [GridFactors((2, 2))])
-    assert np.isfinite(infer_graph(warm, temperature=1e99).marginals).all()
+    assert np.isfinite(infer(warm, temperature=1e99).marginals).all()
 
 
 def test_a_hub_with_many_leaves_by_residuals() -> None:
     n = 3000
     edges = [[0, i] for i in range(1, n)] + [[1, 2]]
     graph = FactorGraph(np.zeros((n, 2)), [PottsFactors(edges, 0.1)])
-    assert infer_graph(graph, schedule="residual", tol=1e-4).converged
+    assert infer(graph, schedule="residual", tol=1e-4).converged
 
 
 @pytest.mark.parametrize("convex", [False, True])
@@ -583,7 +583,7 @@ def test_labels_chosen_in_turn_are_no_worse_than_those_chosen_apart(convex: bool
         edges = GridFactors((6, 7)).edges
         tables = rng.normal(0, 2.0, (len(edges), 4, 4))
         graph = FactorGraph(rng.normal(size=(42, 4)), [TableFactors(edges, tables)])
-        result = infer_graph(graph, temperature=0.0, convex=convex, n_iter=60)
+        result = infer(graph, temperature=0.0, convex=convex, max_iter=60)
         assert result.min_marginals is not None
         apart = result.min_marginals.argmin(1)
         assert result.energy <= graph.energy(apart, 0.0) + 1e-9

@@ -19,10 +19,10 @@ from crfield.graphs import (
     PottsFactors,
     RayFactors,
     TableFactors,
-    infer_graph,
-    k_best_graph,
+    infer,
+    k_best,
     log_linear_loss,
-    sample_graph,
+    sample,
     table_factors,
 )
 
@@ -89,30 +89,30 @@ def test_wrong_models_are_refused(build: Callable[[], Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: infer_graph(FREE), "must be a FactorGraph"),
-        (lambda: infer_graph(LOOP, temperature=-1.0), "temperature"),
-        (lambda: infer_graph(LOOP, schedule="random"), "schedule must be one of"),
-        (lambda: infer_graph(LOOP, schedule="exact"), "must have no loops"),
-        (lambda: infer_graph(LOOP, n_iter=0), "n_iter must be at least 1"),
-        (lambda: infer_graph(LOOP, damping=1.0), "damping must be 0 or more and less than 1"),
-        (lambda: infer_graph(LOOP, tol=-1.0), "tol must not be negative"),
-        (lambda: k_best_graph(LOOP, 2), "no loops"),
-        (lambda: k_best_graph(FactorGraph(FREE), 0), "k must be at least 1"),
-        (lambda: sample_graph(LOOP), "no loops"),
-        (lambda: sample_graph(FactorGraph(FREE), temperature=0.0), "temperature"),
+        (lambda: infer(FREE), "problem must be a FactorGraph, Chains, RayModel or Poses for infer"),
+        (lambda: infer(LOOP, temperature=-1.0), "temperature"),
+        (lambda: infer(LOOP, schedule="random"), "schedule must be one of"),
+        (lambda: infer(LOOP, schedule="exact"), "must have no loops"),
+        (lambda: infer(LOOP, max_iter=0), "max_iter must be at least 1"),
+        (lambda: infer(LOOP, damping=1.0), "damping must be 0 or more and less than 1"),
+        (lambda: infer(LOOP, tol=-1.0), "tol must not be negative"),
+        (lambda: k_best(LOOP, 2), "no loops"),
+        (lambda: k_best(FactorGraph(FREE), 0), "k must be at least 1"),
+        (lambda: sample(LOOP), "no loops"),
+        (lambda: sample(FactorGraph(FREE), temperature=0.0), "temperature"),
         (lambda: LOOP.energy([0, 1]), r"shape \(3,\)"),
         (lambda: LOOP.energy([0, 1, 2]), "variable 2 must lie between 0 and 1, got 2"),
-        (lambda: infer_graph(LOOP).factor_marginals(1), "group must be at least 0 and at most 0"),
+        (lambda: infer(LOOP).factor_marginals(1), "group must be at least 0 and at most 0"),
         (lambda: FactorGraph(FREE).energy([0, 0, 0], "a"), "temperature must be a number"),
         (lambda: FactorGraph(FREE).energy([0, 0, 0], -1), "temperature must be 0 or at least"),
-        (lambda: sample_graph(FactorGraph(FREE), temperature=0), "use infer_graph for 0"),
-        (lambda: infer_graph(
+        (lambda: sample(FactorGraph(FREE), temperature=0), "use best for 0"),
+        (lambda: infer(
             FactorGraph(FREE, [RayFactors([0, 3], [0, 1, 2], [1.0] * 3)])
         ).factor_marginals(), "RayFactors must have tables of joint states"),
-        (lambda: infer_graph(FactorGraph(
+        (lambda: infer(FactorGraph(
             [[0.0, np.inf], [0.0, np.inf]], [TableFactors([[0, 1]], [[np.inf, 0.0], [0.0, 0.0]])]
         )), "forbid all of them"),
-        (lambda: infer_graph(FactorGraph(
+        (lambda: infer(FactorGraph(
             np.zeros((2, 2)), [TableFactors([[0, 1]], np.full((2, 2), np.inf))]
         ), temperature=0.0), "forbid all of them"),
     ],
@@ -130,7 +130,7 @@ def test_wrong_questions_are_refused(run: Callable[[], Any], message: str) -> No
         (lambda: log_linear_loss(None, (), []), "data must be a FeatureGraph"),
         (lambda: log_linear_loss(DATA, None, [0]), "weights must be 1 arrays"),
         (lambda: log_linear_loss(DATA, ("ab",), [0]), r"weights\[0\] must hold real numbers"),
-        (lambda: log_linear_loss(DATA, (np.zeros((1, 2)),), [0], like=3), "like a GraphResult"),
+        (lambda: log_linear_loss(DATA, (np.zeros((1, 2)),), [0], like=3), "like a Result"),
     ],
 )
 def test_wrong_log_linear_models_are_refused(run: Callable[[], Any], message: str) -> None:
@@ -144,7 +144,7 @@ def test_weights_may_be_nested_lists() -> None:
 
 def test_sizes_that_cannot_fit_are_refused() -> None:
     for build in (
-        lambda: infer_graph(FactorGraph([np.zeros(10**6)] + [np.zeros(2)] * 20000)),
+        lambda: infer(FactorGraph([np.zeros(10**6)] + [np.zeros(2)] * 20000)),
         lambda: GridFactors((10**6, 10**6)),
         lambda: PatternFactors(
             np.arange(10**6).reshape(-1, 10), np.ones((30000, 10)), np.zeros(30000)
@@ -156,7 +156,7 @@ def test_sizes_that_cannot_fit_are_refused() -> None:
     graph = FactorGraph(np.zeros((2, 2)), [PottsFactors(edges, 1.0)])
     assert not graph.is_forest  # edges may join the same variables twice
     with pytest.raises(InputError, match="GiB can be had"):
-        k_best_graph(FactorGraph(np.zeros((1000, 2))), 10**12)
+        k_best(FactorGraph(np.zeros((1000, 2))), 10**12)
 
 
 def test_layouts_of_arrays_do_not_matter() -> None:
@@ -164,13 +164,13 @@ def test_layouts_of_arrays_do_not_matter() -> None:
     costs = np.asfortranarray(rng.normal(size=(4, 3)))
     table = rng.normal(size=(3, 3)).T
     edges = np.array([[0, 1], [1, 2], [2, 3]], np.uint8)[::-1]
-    one = infer_graph(FactorGraph(costs, [TableFactors(edges, table)]))
-    two = infer_graph(FactorGraph(
+    one = infer(FactorGraph(costs, [TableFactors(edges, table)]))
+    two = infer(FactorGraph(
         np.ascontiguousarray(costs), [TableFactors(edges.astype(int), table.copy())]
     ))
     np.testing.assert_array_equal(one.marginals, two.marginals)
     costs[:] = 0  # a graph keeps what it was given
-    assert infer_graph(one.graph).log_partition == pytest.approx(two.log_partition)
+    assert infer(one.problem).log_partition == pytest.approx(two.log_partition)
 
 
 def test_terms_on_variables_without_costs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,22 @@ def test_at_the_optimum_the_model_expects_what_is_observed():
     np.testing.assert_allclose(found.expected[1][0], np.bincount(data.labels), atol=0.1)
     assert found.observed[2].sum() == pytest.approx(found.expected[2].sum())
     assert learned.course.values[-1] < learned.course.values[0]
+
+
+@pytest.mark.parametrize("tol", [1e-1, 1e-2, 1e-3])
+def test_pieces_are_trained_up_to_the_tolerance_per_example(tol):
+    data = training_chains(*made_up_chains(np.random.default_rng(22)))
+    found = fit_piecewise(Likelihood(data, 0.1), Descent(tol=tol))
+    assert found.course.converged
+    assert found.course.gap <= tol
+    assert found.part_course.gap <= tol
+
+
+def test_mini_batches_move_every_weight_by_the_step_size():
+    features, labels = [np.array([[10.0, -3.0], [2.0, 1.0]])], [np.array([0, 1])]
+    data = replace(training_chains(features, labels), n_states=2)
+    learned = fit_jointly(Likelihood(data, 0.1), Descent("adam", max_iter=1, step_size=1e-3))
+    np.testing.assert_allclose(np.abs(learned.weights[0]), 1e-3, rtol=1e-5)
 
 
 def test_of_steps_too_long_the_best_is_kept():
@@ -193,7 +210,7 @@ def test_loss_and_gradient_on_forests(seed: int) -> None:
 def test_gradient_of_bethe_loss_on_loops(seed: int) -> None:
     rng = np.random.default_rng(seed)
     data, weights, labels = random_data(rng, loops=True, scale=0.5)
-    settings_ = {"tol": 1e-12, "n_iter": 5000}
+    settings_ = {"tol": 1e-12, "max_iter": 5000}
     loss = log_linear_loss(data, weights, labels, **settings_)
     assert loss.result.converged
     check_slopes(
@@ -207,7 +224,7 @@ def test_joined_graphs_have_the_sum_of_losses() -> None:
     data, weights, labels = random_data(rng, loops=False)
     other = random_data(rng, loops=True)
     both = FeatureGraph.join([data, other[0]])
-    settled = {"convex": True, "tol": 1e-12, "n_iter": 5000}
+    settled = {"convex": True, "tol": 1e-12, "max_iter": 5000}
     together = log_linear_loss(both, weights, np.concatenate([labels, other[2]]), **settled)
     one = log_linear_loss(data, weights, labels, **settled)
     two = log_linear_loss(other[0], weights, other[2], **settled)

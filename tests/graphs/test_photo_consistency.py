@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crfield import InputError
-from crfield.graphs import Camera, RayModel, VoxelGrid, infer_rays
-from crfield.graphs.photo_consistency import (
+from crfield.graphs import Camera, RayModel, VoxelGrid, infer
+from crfield.graphs.vision.photo_consistency import (
     correlate_windows,
     first_hits,
     look_up,
@@ -227,7 +227,7 @@ def test_scores_of_photographs_reconstruct_a_plane():
     )
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     model = RayModel(grid, offsets, voxels, np.exp(10 * agreements), 0.1, 1.0)
-    result = infer_rays(model)
+    result = infer(model)
     ray = np.repeat(np.arange(len(lengths)), lengths)
     found = np.bincount(ray, result.depths * places, len(lengths)) / (1 - result.empty + 1e-9)
     truth = np.concatenate([each.ravel() for each in truths])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crfield.graphs.pictorial import PictorialStructure
+from crfield.graphs import PictorialStructure, Poses, best, infer, k_best, sample
 from pose_reference import AllPoses, pose_energy
 from refusal import refusal
 
@@ -40,7 +40,8 @@ def enumerated(arguments, costs):
 def check_against_enumeration(arguments, costs):
     truth = enumerated(arguments, costs)
     model = PictorialStructure(*arguments)
-    found = model.infer(costs, min_marginals=True)
+    poses = Poses(model, costs)
+    found, sums = best(poses), infer(poses)
     _, energy = truth.best()
     assert found.energy == pytest.approx(energy, rel=1e-12, abs=1e-12)
     states = np.column_stack([found.orientations, found.positions]).tolist()
@@ -49,10 +50,16 @@ def check_against_enumeration(arguments, costs):
         arguments[0], np.broadcast_to(model.offsets, shape),
         np.broadcast_to(model.weights, shape), model.transitions, costs, states,
     ) == pytest.approx(energy, rel=1e-12, abs=1e-12)
-    assert found.log_partition == pytest.approx(truth.log_partition, abs=1e-9)
-    np.testing.assert_allclose(found.marginals, truth.marginals(), rtol=0, atol=1e-9)
+    assert found.log_partition == -found.energy
+    assert sums.log_partition == pytest.approx(truth.log_partition, abs=1e-9)
+    np.testing.assert_allclose(sums.marginals, truth.marginals(), rtol=0, atol=1e-9)
+    at = np.arange(len(costs))
+    likeliest = sums.marginals[at, sums.orientations, *sums.positions.T]
+    np.testing.assert_array_equal(likeliest, sums.marginals.max((1, 2, 3)))
+    np.testing.assert_array_equal(found.marginals[at, found.orientations, *found.positions.T], 1)
+    assert found.marginals.sum() == len(costs)
     np.testing.assert_allclose(found.min_marginals, truth.min_marginals(), rtol=0, atol=1e-9)
-    return model, found
+    return model, found, sums
 
 
 @settings(max_examples=40, deadline=None)
@@ -62,15 +69,17 @@ def check_against_enumeration(arguments, costs):
 )
 def test_positions(seed, parents, grid, ruled_out):
     arguments, costs = random_model(seed, parents, grid=grid, ruled_out=ruled_out)
-    model, found = check_against_enumeration(arguments, costs)
-    flat = model.infer(costs[:, 0], min_marginals=True)
-    np.testing.assert_array_equal(flat.marginals, found.marginals[:, 0])
-    np.testing.assert_array_equal(flat.min_marginals, found.min_marginals[:, 0])
+    model, found, sums = check_against_enumeration(arguments, costs)
+    flat = Poses(model, costs[:, 0])
+    np.testing.assert_array_equal(infer(flat).marginals, sums.marginals[:, 0])
+    np.testing.assert_array_equal(best(flat).min_marginals, found.min_marginals[:, 0])
     # The short form of the same geometry.
     _, offsets, weights, _ = arguments
     short = PictorialStructure(parents, offsets[:, 0, 0], weights[:, 0, 0])
     transitions = sum(model.transitions[p, 0, 0] for p in range(len(parents)) if parents[p] >= 0)
-    assert short.infer(costs[:, 0]).energy == pytest.approx(found.energy - transitions, abs=1e-12)
+    assert best(Poses(short, costs[:, 0])).energy == pytest.approx(
+        found.energy - transitions, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 2), (2, 1), (2, 2)])
@@ -88,7 +97,7 @@ def test_four_parts_on_a_coarse_grid():
 def test_forbidden_pairs_of_orientations():
     (parents, offsets, weights, transitions), costs = random_model(0, (-1, 0, 1), 2, (2, 2))
     transitions[1, 0, 1] = transitions[2, 1, 1] = np.inf
-    _, found = check_against_enumeration((parents, offsets, weights, transitions), costs)
+    _, found, _ = check_against_enumeration((parents, offsets, weights, transitions), costs)
     assert np.isfinite(found.energy)
 
 
@@ -97,13 +106,14 @@ def test_far_apart_costs_keep_their_marginals():
     costs = np.zeros((2, 1, 60))
     costs[0, 0, 1:] = costs[1, 0, :59] = np.inf
     costs[0, 0, 1] = costs[1, 0, 58] = 1.0
-    found = PictorialStructure((-1, 0), 0.0, 2.0).infer(costs, min_marginals=True)
+    poses = Poses(PictorialStructure((-1, 0), 0.0, 2.0), costs)
+    found = best(poses)
     energies = np.array([
         [2.0 * (x - y) ** 2 + costs[0, 0, y] + costs[1, 0, x] for x in (58, 59)] for y in (0, 1)
     ])
     weights = np.exp(energies.min() - energies)
     np.testing.assert_allclose(
-        found.marginals[0, 0, :2], weights.sum(1) / weights.sum(), rtol=1e-9
+        infer(poses).marginals[0, 0, :2], weights.sum(1) / weights.sum(), rtol=1e-9
     )
     np.testing.assert_array_equal(found.positions, [[0, 1], [0, 58]])
     np.testing.assert_array_equal(found.min_marginals[1, 0, 58:], energies.min(0))
@@ -114,7 +124,7 @@ def test_energies_of_many_poses():
     model = PictorialStructure(parents, offsets, weights, transitions)
     rng = np.random.default_rng(0)
     positions, turns = rng.integers(3, size=(4, 5, 3, 2)), rng.integers(2, size=(4, 5, 3))
-    energies = model.energy(costs, positions, turns)
+    energies = Poses(model, costs).energy(positions, turns)
     assert energies.shape == (4, 5)
     states = np.concatenate([turns[..., None], positions], -1)
     for index in np.ndindex(4, 5):
@@ -127,38 +137,40 @@ def test_energies_of_many_poses():
 def test_samples_have_the_marginals_and_the_pairs_of_the_model():
     arguments, costs = random_model(5, (-1, 0, 1), 2, (1, 2), (2, 2))
     truth, model = enumerated(arguments, costs), PictorialStructure(*arguments)
-    drawn = model.sample(costs, 4000, seed=1)
-    states = np.concatenate([drawn.orientations[..., None], drawn.positions], -1)
-    code = np.ravel_multi_index(np.moveaxis(states, -1, 0), costs.shape[1:])
+    problem = Poses(model, costs)
+    code = sample(problem, 4000, seed=1)
+    positions, turns = problem.places(code)
+    np.testing.assert_array_equal(
+        np.ravel_multi_index((turns, positions[..., 0], positions[..., 1]), costs.shape[1:]), code
+    )
     poses = np.array(truth.poses)
     shares = (code[:, None] == poses).all(-1).mean(0)
     deviation = np.sqrt(truth.probabilities / 4000)
     assert (np.abs(shares - truth.probabilities) < 5 * deviation + 1e-3).all()
-    again = model.sample(costs, 4000, seed=1)
-    np.testing.assert_array_equal(again.positions, drawn.positions)
+    np.testing.assert_array_equal(sample(problem, 4000, seed=1), code)
     ruled_out = costs.copy()
     ruled_out[:, :, :, 1] = np.inf
-    assert (model.sample(ruled_out, 20).positions == 0).all()
+    left = Poses(model, ruled_out)
+    assert (left.places(sample(left, 20))[0] == 0).all()
 
 
 def test_results_do_not_depend_on_threads():
     arguments, costs = random_model(2, (-1, 0, 0), 3, (33, 41), (3, 3))
-    model = PictorialStructure(*arguments)
-    one, three = (model.infer(costs, min_marginals=True, threads=t) for t in (1, 3))
+    poses = Poses(PictorialStructure(*arguments), costs)
+    one, three = (infer(poses, threads=t) for t in (1, 3))
     np.testing.assert_array_equal(one.marginals, three.marginals)
+    np.testing.assert_allclose(one.marginals.sum((1, 2, 3)), 1, rtol=1e-12)
+    assert one.min_marginals is None
+    one, three = (best(poses, threads=t) for t in (1, 3))
     np.testing.assert_array_equal(one.min_marginals, three.min_marginals)
     np.testing.assert_array_equal(one.positions, three.positions)
-    np.testing.assert_allclose(one.marginals.sum((1, 2, 3)), 1, rtol=1e-12)
-    quick = model.infer(costs, marginals=False)
-    assert quick.marginals is quick.log_partition is quick.min_marginals is None
-    assert quick.energy == one.energy
 
 
 def test_a_long_chain_of_parts():
     n = 2000
     rng = np.random.default_rng(0)
     model = PictorialStructure(np.arange(n) - 1, (0.0, 0.5) * np.ones((n, 2)), 0.1)
-    found = model.infer(rng.normal(size=(n, 1, 4)))
+    found = infer(Poses(model, rng.normal(size=(n, 1, 4))))
     assert found.positions.shape == (n, 2)
     np.testing.assert_allclose(found.marginals.sum((1, 2)), 1, rtol=1e-9)
 
@@ -193,7 +205,7 @@ def test_maximum_likelihood_of_orientations():
             values[1, j % values.shape[1], k % values.shape[2]]
             for values in (model.weights, model.offsets)
         )
-        assert model.energy(zero, np.zeros((2, 2), int), [0, 1]).shape == ()
+        assert Poses(model, zero).energy(np.zeros((2, 2), int), [0, 1]).shape == ()
         return (model.transitions[1, j, k] + (weights * (steps - offsets) ** 2).sum(1)).sum()
 
     surprises = {}
@@ -264,36 +276,47 @@ def test_bad_costs():
     model, turning = PictorialStructure(**GOOD), PictorialStructure(
         **{**GOOD, "transitions": np.zeros((2, 3, 3))}
     )
-    for call in (model.infer, model.sample):
-        assert "shape (2, H, W), got (3, 4, 4)" in refusal(call, np.zeros((3, 4, 4)))
-        assert "got (2, 3, 4, 4)" in refusal(call, np.zeros((2, 3, 4, 4)))
-        assert "got 0 x 4" in refusal(call, np.zeros((2, 0, 4)))
-        assert "got nan at index (1, 0, 0)" in refusal(call, [[[0.0]], [[np.nan]]])
-        assert "got -inf" in refusal(call, [[[0.0]], [[-np.inf]]])
-        assert "got 2e+30" in refusal(call, [[[0.0]], [[2e30]]])
-        assert "at least one pose, got none for the tree of part 0" in refusal(
-            call, [[[0.0]], [[np.inf]]]
-        )
-    assert "shape (2, 3, H, W), got (2, 4, 4)" in refusal(turning.infer, np.zeros((2, 4, 4)))
-    assert "threads must be" in refusal(model.infer, np.zeros((2, 4, 4)), threads=0)
-    assert "n_samples must be at least 1" in refusal(model.sample, np.zeros((2, 4, 4)), 0)
-    assert "seed must be" in refusal(model.sample, np.zeros((2, 4, 4)), seed=-1)
+    def call(costs):
+        return Poses(model, costs)
+
+    assert "shape (2, H, W), got (3, 4, 4)" in refusal(call, np.zeros((3, 4, 4)))
+    assert "got (2, 3, 4, 4)" in refusal(call, np.zeros((2, 3, 4, 4)))
+    assert "got 0 x 4" in refusal(call, np.zeros((2, 0, 4)))
+    assert "got nan at index (1, 0, 0)" in refusal(call, [[[0.0]], [[np.nan]]])
+    assert "got -inf" in refusal(call, [[[0.0]], [[-np.inf]]])
+    assert "got 2e+30" in refusal(call, [[[0.0]], [[2e30]]])
+    impossible, flat = call([[[0.0]], [[np.inf]]]), call(np.zeros((2, 4, 4)))
+    for verb in (infer, best, sample):
+        assert "at least one pose, got none for the tree of part 0" in refusal(verb, impossible)
+    assert "shape (2, 3, H, W), got (2, 4, 4)" in refusal(Poses, turning, np.zeros((2, 4, 4)))
+    assert "body must be a PictorialStructure" in refusal(Poses, None, np.zeros((2, 4, 4)))
+    assert "threads must be" in refusal(infer, flat, threads=0)
+    assert "n_samples must be at least 1" in refusal(sample, flat, 0)
+    assert "seed must be" in refusal(sample, flat, seed=-1)
+    for verb in (infer, sample):
+        assert "temperature must be 1" in refusal(verb, flat, temperature=0.5)
+    assert "for k_best, got Poses" in refusal(k_best, flat, 2)
+    assert "schedule must be 'auto' or 'exact' for Poses" in refusal(
+        infer, flat, schedule="residual"
+    )
+    assert "factor_marginals is for factor graphs" in refusal(infer(flat).factor_marginals)
 
 
 def test_bad_poses():
     model, turning = PictorialStructure(**GOOD), PictorialStructure(
         **{**GOOD, "transitions": np.zeros((2, 3, 3))}
     )
-    costs, turning_costs, places = np.zeros((2, 4, 5)), np.zeros((2, 3, 4, 5)), [[0, 0], [3, 4]]
-    assert "whole numbers of shape (..., 2, 2)" in refusal(model.energy, costs, [[0.0, 0], [1, 1]])
-    assert "of shape (3, 2)" in refusal(model.energy, costs, [[0, 0], [1, 1], [2, 2]])
+    model, turning = Poses(model, np.zeros((2, 4, 5))), Poses(turning, np.zeros((2, 3, 4, 5)))
+    places = [[0, 0], [3, 4]]
+    assert "whole numbers of shape (..., 2, 2)" in refusal(model.energy, [[0.0, 0], [1, 1]])
+    assert "of shape (3, 2)" in refusal(model.energy, [[0, 0], [1, 1], [2, 2]])
     assert "less than [4, 5], got 4 at index (1, 0)" in refusal(
-        model.energy, costs, [[0, 0], [4, 4]]
+        model.energy, [[0, 0], [4, 4]]
     )
-    assert "got -1 at index (0, 1)" in refusal(model.energy, costs, [[0, -1], [0, 4]])
-    assert "orientations must be given" in refusal(turning.energy, turning_costs, places)
-    assert "less than 3, got 3" in refusal(turning.energy, turning_costs, places, [0, 3])
-    assert "of shape (2,)" in refusal(turning.energy, turning_costs, places, [0, 0, 0])
+    assert "got -1 at index (0, 1)" in refusal(model.energy, [[0, -1], [0, 4]])
+    assert "orientations must be given" in refusal(turning.energy, places)
+    assert "less than 3, got 3" in refusal(turning.energy, places, [0, 3])
+    assert "of shape (2,)" in refusal(turning.energy, places, [0, 0, 0])
 
 
 @pytest.mark.parametrize(("changes", "words"), [

@@ -8,13 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import ray_reference as reference
-from crfield.graphs import (
-    RayModel,
-    VoxelGrid,
-    fuse_independent,
-    infer_rays,
-    ray_messages,
-)
+from crfield.graphs import RayModel, VoxelGrid, fuse_independent, infer, ray_messages
 
 PRODUCTS = pytest.mark.parametrize("max_product", [False, True], ids=["sum", "max"])
 
@@ -57,7 +51,7 @@ def test_messages_are_those_of_enumeration(max_product, seed, n):
     incoming[certain] = np.eye(2)[rng.integers(2, size=certain.sum())]
     scores = random_scores(rng, n)
     empty = float(rng.choice([0.0, rng.random()]))
-    found = ray_messages(incoming, scores, empty, max_product=max_product)
+    found = ray_messages(incoming, scores, empty, temperature=1 - max_product)
     expected = reference.messages(
         reference.normalized(incoming, max_product), scores, empty, max_product
     )
@@ -71,20 +65,20 @@ def test_messages_of_twelve_voxels(max_product):
     incoming = rng.random((12, 2))
     incoming[4], incoming[9] = (1, 0), (0, 1)
     scores = random_scores(rng, 12)
-    found = ray_messages(incoming, scores, 0.01, max_product=max_product)
+    found = ray_messages(incoming, scores, 0.01, temperature=1 - max_product)
     expected = reference.messages(incoming, scores, 0.01, max_product)
     close(found, reference.normalized(expected, max_product))
 
 
 @PRODUCTS
 def test_messages_of_any_magnitude(max_product):
-    plain = ray_messages([[1, 1], [1, 2]], [1.0, 0.5], 0.25, max_product=max_product)
+    plain = ray_messages([[1, 1], [1, 2]], [1.0, 0.5], 0.25, temperature=1 - max_product)
     for size in (1e-320, 1e-310, 1e30):
         scores = np.array([size, size / 2])
-        found = ray_messages([[1, 1], [1, 2]], scores, size / 4, max_product=max_product)
+        found = ray_messages([[1, 1], [1, 2]], scores, size / 4, temperature=1 - max_product)
         close(found, plain, 1e-3 if size == 1e-320 else 1e-12)  # which has few digits itself
     huge = [[1e308, 1e308], [8e307, 1.6e308]]
-    close(ray_messages(huge, [1.0, 0.5], 0.25, max_product=max_product), plain)
+    close(ray_messages(huge, [1.0, 0.5], 0.25, temperature=1 - max_product), plain)
     whole, exact = 2**24 + 1, float(2**24 + 1)
     even = [[1, 1], [1, 1]]
     close(ray_messages(even, [whole, 2**24]), ray_messages(even, [exact, 2.0**24]), 0)
@@ -106,7 +100,7 @@ def test_one_ray_is_exact(max_product, seed, n):
     model = RayModel(
         n + 2, [0, n], order, scores, rng.uniform(0.01, 0.99, size=n + 2), rng.random()
     )
-    result = infer_rays(model, damping=0, max_product=max_product)
+    result = infer(model, damping=0, temperature=1 - max_product)
     assert result.converged
     assert result.n_iter == 2
     assert result.residuals[-1] == 0
@@ -125,7 +119,7 @@ def test_disjoint_rays_and_trees_are_exact(max_product):
         [[0], [0], [0, 1], [1, 2], [2, 3, 4]],
     ):
         model = random_model(rng, 9, rays)
-        result = infer_rays(model, 20, damping=0, tol=1e-13, max_product=max_product)
+        result = infer(model, max_iter=20, damping=0, tol=1e-13, temperature=1 - max_product)
         assert result.converged
         close(result.marginals, reference.marginals(model, max_product))
         along, empty = reference.depths(model, max_product)
@@ -151,13 +145,13 @@ def test_a_ray_of_two_thousand_voxels_does_not_underflow():
         for empty in (0.0, 1e-3):
             prior = rng.uniform(0.3, 0.99, n)
             model = RayModel(n, [0, n], np.arange(n), scores, prior, empty)
-            result = infer_rays(model, damping=0)
+            result = infer(model, damping=0)
             odds, along, none = reference.long_ray(prior, scores, empty)
             close(result.messages, np.clip(odds, -60, 60), 1e-10)
             close(result.depths, along, 1e-10)
             close(result.empty[0], none, 1e-10)
             close(result.depths.sum() + result.empty[0], 1)
-            single = infer_rays(
+            single = infer(
                 RayModel(n, [0, n], np.arange(n), scores.astype(np.float32), prior, empty),
                 damping=0,
             )
@@ -174,7 +168,7 @@ def test_fixed_points_satisfy_the_equations(max_product, seed):
     rng = np.random.default_rng(seed)
     rays = [rng.permutation(8)[: rng.integers(1, 7)] for _ in range(6)]
     model = random_model(rng, 8, rays)
-    result = infer_rays(model, 2000, damping=0.5, tol=1e-11, max_product=max_product)
+    result = infer(model, max_iter=2000, damping=0.5, tol=1e-11, temperature=1 - max_product)
     assume(result.converged or not max_product)  # which may go round for ever
     assert result.converged
     for (begin, end), (voxels, scores, empty) in zip(
@@ -192,11 +186,11 @@ def test_fixed_points_satisfy_the_equations(max_product, seed):
 
 def test_damping_keeps_a_share_of_the_old_message():
     model = random_model(np.random.default_rng(1), 4, [[0, 1, 2], [2, 1, 3]])
-    whole = infer_rays(model, 1, damping=0)
-    part = infer_rays(model, 1, damping=0.25)
+    whole = infer(model, max_iter=1, damping=0)
+    part = infer(model, max_iter=1, damping=0.25)
     close(part.messages, 0.75 * whole.messages)
     close(part.residuals, whole.residuals)
-    settled = infer_rays(model, 200, tol=1e-9)
+    settled = infer(model, max_iter=200, tol=1e-9)
     assert settled.converged
     assert settled.n_iter < 200
 
@@ -204,7 +198,7 @@ def test_damping_keeps_a_share_of_the_old_message():
 def test_rays_that_miss_leave_the_prior():
     model = RayModel(3, [0, 0, 0], [], [], [0.1, 0.5, 0.8])
     assert not model.seen().any()
-    result = infer_rays(model)
+    result = infer(model)
     assert result.converged
     close(result.marginals, model.prior)
     close(fuse_independent(model), model.prior)
@@ -216,7 +210,7 @@ def test_rays_that_miss_leave_the_prior():
 @pytest.mark.parametrize("prior", [1e-15, 1e-25])
 def test_improbable_voxels_count(prior, max_product):
     model = RayModel(3, [0, 3], [0, 1, 2], [1.0, 10 * prior, prior], [prior, 0.5, 0.5])
-    result = infer_rays(model, damping=0, max_product=max_product)
+    result = infer(model, damping=0, temperature=1 - max_product)
     np.testing.assert_allclose(
         result.marginals, reference.marginals(model, max_product), rtol=1e-10
     )
@@ -241,10 +235,10 @@ def test_contradicting_rays_stay_finite():
         1, np.arange(n + 1), np.zeros(n, int), np.tile([1.0, 0.0], n // 2),
         0.5, np.tile([0.0, 1.0], n // 2),
     )
-    result = infer_rays(model, damping=0)
+    result = infer(model, damping=0)
     assert np.isfinite(result.messages).all()
     close(result.marginals, [0.5])
-    agreed = infer_rays(RayModel(1, np.arange(n + 1), np.zeros(n, int), np.ones(n), 1e-20))
+    agreed = infer(RayModel(1, np.arange(n + 1), np.zeros(n, int), np.ones(n), 1e-20))
     close(agreed.marginals, [1.0])
 
 
@@ -261,7 +255,7 @@ def test_any_number_of_threads_gives_the_same_bits(dtype, max_product):
         lists = grid.traverse(origins, directions, distances=True, threads=threads)
         scores = np.random.default_rng(1).random(len(lists.voxels)).astype(dtype)
         model = RayModel(grid, lists.offsets, lists.voxels, scores, 0.1, 0.01)
-        result = infer_rays(model, 6, damping=0.3, max_product=max_product, threads=threads)
+        result = infer(model, max_iter=6, damping=0.3, temperature=1 - max_product, threads=threads)
         results.append([
             lists.offsets, lists.voxels, lists.entries, lists.exits, result.log_odds, result.depths,
             result.empty, result.messages, result.residuals,
@@ -280,7 +274,7 @@ def test_rays_that_see_a_wall_make_it():
     lists = grid.traverse(starts, [1.0, 0.0, 0.0])
     np.testing.assert_array_equal(np.diff(lists.offsets), 9)
     scores = np.where(lists.voxels // 81 == 4, 1.0, 1e-3)
-    result = infer_rays(RayModel(grid, lists.offsets, lists.voxels, scores, 0.2))
+    result = infer(RayModel(grid, lists.offsets, lists.voxels, scores, 0.2))
     assert result.labels[4].all()
     assert not result.labels[:4].any()
     close(result.marginals[5:], 0.2, 0.05)

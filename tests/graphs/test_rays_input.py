@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from crfield._core import _native
-from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer_rays, ray_messages
+from crfield.graphs import (
+    Camera,
+    RayModel,
+    VoxelGrid,
+    fuse_independent,
+    infer,
+    k_best,
+    ray_messages,
+    sample,
+)
 from refusal import refusal
 
 GOOD = {
@@ -64,14 +73,14 @@ def test_a_model_keeps_copies_that_cannot_be_written_to():
     scores, prior = np.ones(3), np.full(3, 0.5)
     offsets, voxels = np.array([0, 3]), np.array([0, 1, 2], np.int32)
     model = RayModel(3, offsets, voxels, scores, prior, [0.0])
-    expected = infer_rays(model).marginals
+    expected = infer(model).marginals
     for values in (model.offsets, model.voxels, model.scores, model.prior, model.empty_scores):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = 1
     scores[:] = prior[:] = np.nan
     voxels[:] = 2**31 - 1
     offsets[:] = -1
-    np.testing.assert_array_equal(infer_rays(model).marginals, expected)
+    np.testing.assert_array_equal(infer(model).marginals, expected)
 
 
 @pytest.mark.parametrize(("name", "values"), [
@@ -81,7 +90,7 @@ def test_a_model_keeps_copies_that_cannot_be_written_to():
 def test_the_core_looks_at_lists_itself(name, values):
     model = RayModel(3, [0, 3, 3], [0, 1, 2], np.ones(3), 0.5, 1.0)
     setattr(model, name, values)
-    for function in (infer_rays, fuse_independent):
+    for function in (infer, fuse_independent):
         with pytest.raises(ValueError, match="out of range"):
             function(model)
     with pytest.raises(ValueError, match="out of range"):
@@ -102,14 +111,19 @@ def test_what_memory_cannot_hold_is_refused_before_work(monkeypatch):
 
 
 def test_inference():
-    assert "must be a RayModel" in refusal(infer_rays, 5)
+    assert "RayModel or Poses for infer, got int" in refusal(infer, 5)
     assert "must be a RayModel" in refusal(fuse_independent, None)
     model = RayModel(**GOOD)
-    assert "n_iter must be at least 1" in refusal(infer_rays, model, 0)
-    assert "damping must be 0 or more" in refusal(infer_rays, model, damping=1.0)
-    assert "damping must be 0 or more" in refusal(infer_rays, model, damping=-0.1)
-    assert "tol must not be negative" in refusal(infer_rays, model, tol=-1.0)
-    assert "threads must be" in refusal(infer_rays, model, threads=0)
+    assert "max_iter must be at least 1" in refusal(infer, model, max_iter=0)
+    assert "temperature must be 1 or 0 for a RayModel" in refusal(infer, model, temperature=0.5)
+    for setting in ({"schedule": "exact"}, {"convex": True}, {"init": infer(model)}):
+        assert "must be 'auto' or 'flooding'" in refusal(infer, model, **setting)
+    assert "got RayModel" in refusal(k_best, model, 2)
+    assert "got RayModel" in refusal(sample, model)
+    assert "damping must be 0 or more" in refusal(infer, model, damping=1.0)
+    assert "damping must be 0 or more" in refusal(infer, model, damping=-0.1)
+    assert "tol must not be negative" in refusal(infer, model, tol=-1.0)
+    assert "threads must be" in refusal(infer, model, threads=0)
     assert "threads must be" in refusal(fuse_independent, model, threads=0)
 
 
@@ -120,6 +134,7 @@ def test_messages():
     assert "no negative message" in refusal(ray_messages, [[-1, 2], [1, 1]], [1, 1])
     assert "scores must lie between" in refusal(ray_messages, good, [1, -1])
     assert "empty_scores must" in refusal(ray_messages, good, [1, 1], -1.0)
+    assert "temperature must be 1 or 0" in refusal(ray_messages, good, [1, 1], temperature=2.0)
     assert "incoming must be finite" in refusal(ray_messages, [[np.nan, 1], [1, 1]], [1, 1])
 
 

@@ -18,10 +18,13 @@ from crfield.graphs import (
     PottsFactors,
     RayFactors,
     TableFactors,
-    _uai_text,
-    infer_graph,
+    condition,
+    infer,
+    read_evidence,
+    read_uai,
+    write_uai,
 )
-from crfield.graphs.uai import condition, read_evidence, read_uai, write_uai
+from crfield.graphs.files import numbers
 from graph_reference import Reference, table_cost
 from refusal import refusal
 
@@ -72,16 +75,16 @@ def reference(n_states, tables):
 
 
 def rows(result):
-    return [row[:n] for row, n in zip(result.marginals, result.graph.n_states, strict=True)]
+    return [row[:n] for row, n in zip(result.marginals, result.problem.n_states, strict=True)]
 
 
 def check_exact(graph, truth):
-    result = infer_graph(graph)
+    result = infer(graph)
     assert result.exact
     assert result.log_partition == pytest.approx(truth.log_partition(1.0), abs=1e-9)
     for found, expected in zip(rows(result), truth.marginals(1.0), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-9)
-    best = infer_graph(graph, temperature=0.0)
+    best = infer(graph, temperature=0.0)
     energies = truth.joint()[1]
     assert truth.energy(tuple(best.labels)) == pytest.approx(energies.min(), abs=1e-9)
     assert best.energy == pytest.approx(energies.min(), abs=1e-9)
@@ -132,7 +135,7 @@ def test_evidence_equals_enumeration_of_what_agrees_with_it(seed, write):
         assert fixed.energy(y.astype(np.int32)) == pytest.approx(energy, abs=1e-9)
     if forest:
         weights = np.where(agrees, np.exp(-energies), 0)
-        result = infer_graph(fixed)
+        result = infer(fixed)
         assert result.exact
         assert result.log_partition == pytest.approx(np.log(weights.sum()), abs=1e-9)
         for v, row in enumerate(rows(result)):
@@ -157,7 +160,7 @@ def test_evidence_cuts_loops(write):
     truth = reference(*sprinkler())
     assert truth.log_partition(1.0) == pytest.approx(0.0)  # a network's probabilities sum to 1
     states, p = truth.probabilities(1.0)
-    result = infer_graph(condition(graph, {0: 1, 3: 1}))
+    result = infer(condition(graph, {0: 1, 3: 1}))
     assert result.exact
     agrees = (states[:, 0] == 1) & (states[:, 3] == 1)
     assert result.log_partition == pytest.approx(np.log(p[agrees].sum()))
@@ -190,7 +193,7 @@ def test_evidence_turns_edges_into_costs():
 
 
 def test_pairs_without_tables_are_written_a_few_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("crfield.graphs.uai._ENTRIES_AT_A_TIME", 20)
+    monkeypatch.setattr("crfield.graphs.files.uai._ENTRIES_AT_A_TIME", 20)
     rng = np.random.default_rng(0)
     graph = FactorGraph(rng.normal(size=(12, 3)), [
         PottsFactors([[0, 5], [1, 6], [2, 7]], rng.normal(size=3)),
@@ -226,7 +229,7 @@ def test_white_space_and_spelling_do_not_matter(write):
         found = read_uai(write(text))
         np.testing.assert_array_equal(found.costs, plain.costs)
         np.testing.assert_array_equal(found.factors[0].costs, plain.factors[0].costs)
-    assert infer_graph(plain).log_partition == pytest.approx(np.log(2.5 * 21))
+    assert infer(plain).log_partition == pytest.approx(np.log(2.5 * 21))
 
 
 def test_potentials_beyond_double_precision(write):
@@ -245,14 +248,14 @@ def test_a_table_over_many_variables_of_one_state(write):
     text = f"MARKOV {n} 2 {'1 ' * (n - 1)} 1 {n} {' '.join(map(str, range(n)))} 2 0.25 0.5"
     graph = read_uai(write(text))
     assert graph.is_forest
-    assert infer_graph(graph).log_partition == pytest.approx(np.log(0.75))
+    assert infer(graph).log_partition == pytest.approx(np.log(0.75))
 
 
 def test_large_files_are_read_in_blocks(write, monkeypatch):
     n_states, tables = random_model(np.random.default_rng(5), False, hard=True)
     text = uai_text("MARKOV", n_states, [*tables, ([], np.float64(0.5))]).replace("0.5", "1e-400")
     whole = read_uai(write(text))
-    monkeypatch.setattr(_uai_text, "_BLOCK", 7)
+    monkeypatch.setattr(numbers, "_BLOCK", 7)
     parts = read_uai(write(text))
     np.testing.assert_array_equal(parts.costs, whole.costs)
     for a, b in zip(parts.factors, whole.factors, strict=True):
@@ -454,7 +457,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_good_is_good(write):
     graph = read_uai(write(GOOD))
-    assert infer_graph(graph).log_partition == pytest.approx(
+    assert infer(graph).log_partition == pytest.approx(
         np.log(np.array([4, 6]) @ np.array([6, 15]))
     )
     assert read_uai(write("BAYES 2 2 3 0")).n_factors == 0

@@ -66,9 +66,9 @@ def all_energies(costs, edges, tables):
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_grids_are_graphs(kind, temperature):
     problem = random_grid(kind)
-    found = propagate_grid(*problem, n_iter=6, damping=0.3, temperature=temperature)
+    found = propagate_grid(*problem, max_iter=6, damping=0.3, temperature=temperature)
     wanted = propagate_graph(
-        *as_graph(*problem), n_iter=6, damping=0.3, temperature=temperature
+        *as_graph(*problem), max_iter=6, damping=0.3, temperature=temperature
     )
     flat = found.log_beliefs.flatten(2).transpose(1, 2)
     torch.testing.assert_close(flat, wanted.log_beliefs)
@@ -81,7 +81,7 @@ def test_grids_are_graphs(kind, temperature):
 @pytest.mark.parametrize("shape", [(1, 5), (5, 1), (1, 1)])
 def test_rows_and_columns_by_enumeration(kind, shape):
     costs, horizontal, vertical = random_grid(kind, shape, scale=2.0)
-    layer = GridCRF(3, pairwise="none", n_iter=5, damping=0.0)
+    layer = GridCRF(3, pairwise="none", max_iter=5, damping=0.0)
     given = (horizontal, vertical)
     nodes, log_z = layer.marginals(costs, *given), layer.log_partition(costs, *given)
     edges = [x.flatten(3).cpu().numpy() for x in layer.edge_marginals(costs, *given)]
@@ -111,7 +111,7 @@ def test_rows_and_columns_by_enumeration(kind, shape):
 @pytest.mark.parametrize("temperature", [0.8, 1.0])
 def test_fixed_points_of_loopy_grids(kind, temperature):
     problem = random_grid(kind)
-    layer = GridCRF(3, pairwise="none", n_iter=150, temperature=temperature)
+    layer = GridCRF(3, pairwise="none", max_iter=150, temperature=temperature)
     found = layer.infer(*problem)
     assert found.residuals.max() < 1e-10
     nodes = found.marginals
@@ -163,7 +163,7 @@ def test_the_analytic_gradient_is_observed_minus_beliefs(kind, temperature):
     gradients = []
     for unrolled in (False, True):
         layer = GridCRF(
-            2, pairwise="none", n_iter=150, temperature=temperature, unrolled=unrolled
+            2, pairwise="none", max_iter=150, temperature=temperature, unrolled=unrolled
         )
         leaves = [x.clone().requires_grad_() for x in problem]
         value = layer.nll(leaves[0], labels, *leaves[1:], reduction="none")
@@ -194,7 +194,7 @@ def test_the_analytic_gradient_is_observed_minus_beliefs(kind, temperature):
 def test_unrolled_gradients(kind, temperature):
     problem = random_grid(kind, (2, 3), n_labels=2)
     layer = GridCRF(
-        2, pairwise="none", n_iter=3, damping=0.2, temperature=temperature, unrolled=True
+        2, pairwise="none", max_iter=3, damping=0.2, temperature=temperature, unrolled=True
     )
 
     def outputs(costs, horizontal, vertical):
@@ -207,7 +207,7 @@ def test_unrolled_gradients(kind, temperature):
 
 def test_a_column_is_a_chain():
     costs, _, table = random_grid("table", (6, 1))
-    layer = GridCRF(3, pairwise="none", n_iter=6, damping=0.0)
+    layer = GridCRF(3, pairwise="none", max_iter=6, damping=0.0)
     labels = torch.tensor([[0, 1, 2, 2, 1, 0]] * 2, device=DEVICE)
     for reduction in ("none", "sum", "mean", "node_mean"):
         found = layer.nll(costs, labels[..., None], table, table, reduction=reduction)
@@ -248,7 +248,7 @@ def test_max_product_restores_a_noisy_square():
     truth[:, 4:12, 4:12] = 1
     costs = torch.stack([truth, 1 - truth], 1) + 0.6 * torch.randn(1, 2, 16, 16, generator=rng)
     costs, truth = costs.to(DEVICE), truth.to(DEVICE)
-    layer = GridCRF(2, weight=0.8, n_iter=50).to(DEVICE)
+    layer = GridCRF(2, weight=0.8, max_iter=50).to(DEVICE)
     before = (costs.argmin(1) != truth).sum()
     labels = layer.decode(costs)
     assert (labels != truth).sum() < 0.3 * before

@@ -84,18 +84,6 @@ def check_against_compiled(features, tolerance):
         assert_close(value, np.concatenate(expected[name]), tolerance)
 
 
-@pytest.mark.parametrize("n_images", [1, 3])
-@pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 6, 9, 16])
-def test_torch_form_is_the_compiled_lattice(dim, n_images):
-    check_against_compiled(make_features(n_images, 40, dim, torch.float64, spread=1.2), 1e-12)
-
-
-@pytest.mark.parametrize("dim", [1, 3, 5])
-@pytest.mark.parametrize("n_points", [1, 2])
-def test_one_or_two_points(n_points, dim):
-    check_against_compiled(make_features(2, n_points, dim, torch.float64), 1e-12)
-
-
 def test_equal_points_and_points_on_the_borders_of_simplices():
     features = make_features(1, 30, 3, torch.float64)
     features[:, 10:20] = features[:, :10]
@@ -140,33 +128,6 @@ def test_features_out_of_range_are_refused(bad):
 def test_dimensions_out_of_range_are_refused(dim):
     with pytest.raises(InputError, match="1 to 16"):
         Lattice(torch.zeros(1, 3, dim))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dim", [1, 2, 3, 5])
-def test_gradients_against_central_differences(dim):
-    """Small steps stay inside the points' simplices."""
-    features = make_features(2, 6, dim, torch.float64, spread=1.3)
-    u, v = make_rows(12, 3, torch.float64, 1), make_rows(12, 3, torch.float64, 2)
-    s = u[:, 1]
-
-    def bilinear(f):
-        return float((u * Lattice(f).apply(v)).sum())
-
-    def diagonal(f):
-        return float((s * Lattice(f).diagonal()).sum())
-
-    lattice = Lattice(features)
-    for function, gradient in (
-        (bilinear, lattice.feature_gradient(u, v)), (diagonal, lattice.diagonal_gradient(s)),
-    ):
-        differences = torch.zeros_like(features)
-        for index in np.ndindex(features.shape):
-            for step in (1e-6, -1e-6):
-                moved = features.clone()
-                moved[index] += step
-                differences[index] += function(moved) / (2 * step)
-        assert_close(gradient, differences.reshape(12, dim), 1e-6)
 
 
 def test_scales_of_points():
@@ -281,22 +242,6 @@ def test_kernels_are_the_plain_torch_form(shape, deterministic, in_plain_torch):
     sliced = in_plain_torch(plain.slice, table, scale, 0.3)
     assert_close(lattice.slice(table, scale, 0.3), sliced, 1e-6)
     assert_close(lattice.apply(x), in_plain_torch(plain.apply, x), 1e-5)
-
-
-@needs_triton
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("shape", [(1, 1, 6, 1), (2, 2, 3, 33), (3, 1, 5, 5)])
-def test_gradient_kernels_are_the_plain_torch_form(shape, in_plain_torch):
-    dim, n_images, n_points, n_columns = shape
-    features = make_features(n_images, n_points, dim)
-    u, v = (make_rows(n_images * n_points, n_columns, seed=seed) for seed in (1, 2))
-    expected = in_plain_torch(in_plain_torch(Lattice, features).feature_gradient, u, v)
-    assert_close(Lattice(features).feature_gradient(u, v), expected, 1e-5)
-
-
-@needs_triton
-def test_kernels_are_the_compiled_lattice():
-    check_against_compiled(make_features(2, 6, 3), 1e-5)
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from torch_device import DEVICE, torch
 
 # isort: split
 from crfield import InputError
-from crfield.dense.filters.exact import ExactFilter
 from crfield.nn.ops.backend import has_triton
 from crfield.nn.ops.pairs import reference as _pairs
 from crfield.nn.ops.pairs.reference import PairSum
@@ -60,35 +59,6 @@ def expected_gradient(features, u, v):
 def error(result, expected):
     scale = expected.norm().item()
     return (result.double() - expected).norm().item() / (scale if scale > 0 else 1.0)
-
-
-@pytest.mark.parametrize("dim", [1, 2, 5])
-def test_reference_agrees_with_the_exact_filter(dim):
-    features, u, v = draw(150, 4, dim, 1)
-    exact = ExactFilter(features[0].cpu().numpy(), normalization="none", threads=1)
-    operator = PairSum(features)
-    u_array, v_array = u.cpu().numpy(), v.cpu().numpy()
-    filtered = exact.apply(v_array)
-    gradient = exact.start_gradient()
-    gradient.add(u_array, v_array, filtered, np.empty_like(u_array))
-    for result, expected in [
-        (operator.apply(v), filtered),
-        (operator.row_sums(), exact.row_sums()),
-        (operator.diagonal(), exact.diagonal()),
-        (operator.feature_gradient(u, v), gradient.total()),
-        (operator.diagonal_gradient(v[:, 0]), np.zeros((150, dim))),
-    ]:
-        assert result.shape == expected.shape
-        assert error(result.cpu(), torch.from_numpy(expected)) < 1e-13
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_reference_on_awkward_shapes(shape):
-    features, u, v = draw(*shape)
-    operator = PairSum(features)
-    assert (operator.n_points, operator.dim, operator.n_images) == (shape[0], shape[2], shape[3])
-    assert error(operator.apply(v), expected_sum(features, v)) < 1e-13
-    assert error(operator.feature_gradient(u, v), expected_gradient(features, u, v)) < 1e-12
 
 
 def test_reference_in_small_blocks(monkeypatch):
@@ -157,34 +127,6 @@ def test_zero_tolerance_skips_underflow_only(small_tiles):
 def test_tolerance_out_of_range(tol):
     with pytest.raises(InputError, match="tol must be in"):
         PairSum(torch.zeros(1, 2, 1), filter_tol=tol)
-
-
-@pytest.fixture
-def poisoned(monkeypatch):
-    """New memory holds NaN."""
-    for name in ("empty", "empty_like"):
-        create = getattr(torch, name)
-
-        def poison(*args, create=create, **kwargs):
-            made = create(*args, **kwargs)
-            return made.fill_(float("nan")) if made.is_floating_point() else made
-
-        monkeypatch.setattr(torch, name, poison)
-
-
-@pytest.mark.slow
-@needs_triton
-@pytest.mark.parametrize("shape", SHAPES)
-def test_kernels_on_awkward_shapes(shape, poisoned):
-    features, u, v = draw(*shape)
-    operator = PairSum(features.float())
-    assert operator._runs_kernels
-    result = operator.apply(v.float())
-    assert result.dtype == torch.float32
-    assert error(result, expected_sum(features, v)) < SUM_ERROR
-    result = operator.feature_gradient(u.float(), v.float())
-    assert result.dtype == torch.float32
-    assert error(result, expected_gradient(features, u, v)) < GRADIENT_ERROR
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch_device import DEVICE, torch
 
 # isort: split
-from crfield.graphs import FactorGraph, TableFactors, infer_graph
+from crfield.graphs import FactorGraph, TableFactors, infer
 from crfield.nn import propagate_graph
 from crfield.nn.structured.messages import send_potts, soft_maximum
 from refusal import refusal
@@ -49,7 +49,7 @@ def test_trees_by_enumeration(above, seed, temperature, is_flipped):
     edges = [pair[::-1] if is_flipped else pair for pair in edges]
     n = len(above) + 1
     costs, pairs, tables = random_graph(edges, n, seed=seed)
-    found = propagate_graph(costs, pairs, tables, n_iter=max(1, n - 1), temperature=temperature)
+    found = propagate_graph(costs, pairs, tables, max_iter=max(1, n - 1), temperature=temperature)
     for b in range(2):
         energies = all_energies(costs[b].cpu().numpy(), edges, tables[b].cpu().numpy())
         if temperature == 0:
@@ -70,7 +70,7 @@ def test_trees_by_enumeration(above, seed, temperature, is_flipped):
         for e, (i, j) in enumerate(edges):
             wanted = np.moveaxis(weights, (i, j), (0, 1)).reshape(3, 3, -1).sum(2)
             np.testing.assert_allclose(found.edge_marginals[b, e].cpu(), wanted, atol=1e-9)
-    more = propagate_graph(costs, pairs, tables, n_iter=n, temperature=temperature)
+    more = propagate_graph(costs, pairs, tables, max_iter=n, temperature=temperature)
     assert more.residuals.max() < 1e-9
 
 
@@ -88,7 +88,7 @@ def test_temperatures_beyond_float32_are_refused():
 def test_fixed_points_on_loops(temperature, damping):
     costs, edges, tables = random_graph(SQUARE, 4, scale=0.7)
     found = propagate_graph(
-        costs, edges, tables, n_iter=300, damping=damping, temperature=temperature
+        costs, edges, tables, max_iter=300, damping=damping, temperature=temperature
     )
     assert found.residuals.max() < 1e-10
     nodes, pairs = found.marginals, found.edge_marginals
@@ -111,7 +111,7 @@ def test_fixed_points_on_loops(temperature, damping):
 
 def test_damping_is_the_share_that_a_log_message_keeps():
     costs, edges, tables = random_graph([(0, 1)], 2)
-    found = propagate_graph(costs, edges, tables, n_iter=2, damping=0.9)
+    found = propagate_graph(costs, edges, tables, max_iter=2, damping=0.9)
     # The whole message comes anew in both iterations; a constant in it does not count.
     message = torch.logsumexp(-tables[:, 0] - costs[:, 1, None], 2)
     wanted = torch.log_softmax(-costs[:, 0] + (1 - 0.9**2) * message, 1)
@@ -120,8 +120,8 @@ def test_damping_is_the_share_that_a_log_message_keeps():
 
 def test_a_message_in_the_residual_is_undamped():
     costs, edges, tables = random_graph(SQUARE, 4)
-    once = propagate_graph(costs, edges, tables, n_iter=1, damping=0.0)
-    kept = propagate_graph(costs, edges, tables, n_iter=1, damping=0.9)
+    once = propagate_graph(costs, edges, tables, max_iter=1, damping=0.0)
+    kept = propagate_graph(costs, edges, tables, max_iter=1, damping=0.9)
     torch.testing.assert_close(once.residuals, kept.residuals)
     assert bool((once.residuals > 0).all())
 
@@ -130,13 +130,13 @@ def test_a_message_in_the_residual_is_undamped():
 def test_fixed_points_are_those_of_graphs(temperature):
     costs, edges, tables = random_graph(SQUARE, 4, scale=0.7)
     found = propagate_graph(
-        costs, edges, tables, n_iter=300, damping=0.4, temperature=temperature
+        costs, edges, tables, max_iter=300, damping=0.4, temperature=temperature
     )
     for b in range(2):
         graph = FactorGraph(
             costs[b].cpu().numpy(), [TableFactors(SQUARE, tables[b].cpu().numpy())]
         )
-        wanted = infer_graph(graph, temperature=temperature, n_iter=300, damping=0.4, tol=1e-12)
+        wanted = infer(graph, temperature=temperature, max_iter=300, damping=0.4, tol=1e-12)
         assert found.log_partition[b].item() == pytest.approx(wanted.log_partition, abs=1e-8)
         if temperature == 0:
             np.testing.assert_allclose(-found.log_beliefs[b].cpu(), wanted.min_marginals, atol=1e-8)
@@ -155,7 +155,7 @@ def test_gradients_go_through_the_iterations(temperature, shared):
 
     def outputs(costs, tables):
         found = propagate_graph(
-            costs, edges, tables, n_iter=3, damping=0.3, temperature=temperature
+            costs, edges, tables, max_iter=3, damping=0.3, temperature=temperature
         )
         return found.log_beliefs, found.edge_log_beliefs, found.log_partition
 
@@ -168,7 +168,7 @@ def test_at_a_fixed_point_the_derivative_of_log_z_is_a_belief():
     costs, edges, tables = random_graph(SQUARE, 4, scale=0.5)
     costs.requires_grad_()
     tables.requires_grad_()
-    found = propagate_graph(costs, edges, tables, n_iter=200)
+    found = propagate_graph(costs, edges, tables, max_iter=200)
     by_costs, by_tables = torch.autograd.grad(found.log_partition.sum(), (costs, tables))
     torch.testing.assert_close(by_costs, -found.marginals)
     torch.testing.assert_close(by_tables, -found.edge_marginals)
@@ -176,17 +176,17 @@ def test_at_a_fixed_point_the_derivative_of_log_z_is_a_belief():
 
 def test_edges_may_come_in_any_order_and_direction():
     costs, edges, tables = random_graph(SQUARE, 4)
-    wanted = propagate_graph(costs, edges, tables, n_iter=7, damping=0.2)
+    wanted = propagate_graph(costs, edges, tables, max_iter=7, damping=0.2)
     order = torch.tensor([3, 0, 4, 1, 2], device=DEVICE)
-    found = propagate_graph(costs, edges[order], tables[:, order], n_iter=7, damping=0.2)
+    found = propagate_graph(costs, edges[order], tables[:, order], max_iter=7, damping=0.2)
     torch.testing.assert_close(found.log_beliefs, wanted.log_beliefs)
     torch.testing.assert_close(found.edge_log_beliefs, wanted.edge_log_beliefs[:, order])
     turned = propagate_graph(
-        costs, edges.flip(1), tables.transpose(2, 3), n_iter=7, damping=0.2
+        costs, edges.flip(1), tables.transpose(2, 3), max_iter=7, damping=0.2
     )
     torch.testing.assert_close(turned.log_beliefs, wanted.log_beliefs)
     torch.testing.assert_close(turned.log_partition, wanted.log_partition)
-    single = propagate_graph(costs.float(), edges, tables.float(), n_iter=7, damping=0.2)
+    single = propagate_graph(costs.float(), edges, tables.float(), max_iter=7, damping=0.2)
     assert single.log_beliefs.dtype == single.log_partition.dtype == torch.float32
     torch.testing.assert_close(single.marginals.double(), wanted.marginals, rtol=0, atol=1e-5)
 
@@ -243,7 +243,7 @@ def test_wrong_input_is_refused():
         assert "damping must be" in refusal(call, costs, edges, tables, damping=wrong)
     for wrong in (-1.0, 1e-9):
         assert "temperature must be 0 or" in refusal(call, costs, edges, tables, temperature=wrong)
-    assert "n_iter must be" in refusal(call, costs, edges, tables, n_iter=0)
+    assert "max_iter must be" in refusal(call, costs, edges, tables, max_iter=0)
     if DEVICE != "cpu":
         return
     assert "costs must be finite" in refusal(call, costs * torch.nan, edges, tables)

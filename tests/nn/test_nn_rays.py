@@ -6,7 +6,7 @@ import pytest
 from torch_device import torch
 
 # isort: split
-from crfield.graphs import RayModel, VoxelGrid, infer_rays
+from crfield.graphs import RayModel, VoxelGrid, infer
 from crfield.nn import expected_depth_error, pad_rays, propagate_rays
 from refusal import refusal
 
@@ -33,15 +33,15 @@ def tensors(model):
     )
 
 
-@pytest.mark.parametrize("n_iter", [1, 4])
+@pytest.mark.parametrize("max_iter", [1, 4])
 @pytest.mark.parametrize("damping", [0.0, 0.5])
-def test_beliefs_are_those_of_the_native_core(n_iter, damping):
+def test_beliefs_are_those_of_the_native_core(max_iter, damping):
     model, _ = some_model()
     scores, voxels, prior, empty = tensors(model)
     found = propagate_rays(
-        scores, voxels, prior, empty_log_scores=empty, n_iter=n_iter, damping=damping
+        scores, voxels, prior, empty_log_scores=empty, max_iter=max_iter, damping=damping
     )
-    wanted = infer_rays(model, n_iter, damping=damping, tol=0)
+    wanted = infer(model, max_iter=max_iter, damping=damping, tol=0)
     np.testing.assert_allclose(found.log_odds, wanted.log_odds.ravel(), atol=1e-10)
     np.testing.assert_allclose(found.depths[voxels >= 0], wanted.depths, atol=1e-12)
     np.testing.assert_allclose(found.empty, wanted.empty, atol=1e-12)
@@ -119,7 +119,7 @@ def test_wrong_input_is_refused():
         propagate_rays, scores, voxels, prior, empty_log_scores=empty[1:]
     )
     assert "damping must be" in refusal(propagate_rays, scores, voxels, prior, damping=1.0)
-    assert "n_iter must be" in refusal(propagate_rays, scores, voxels, prior, n_iter=0)
+    assert "max_iter must be" in refusal(propagate_rays, scores, voxels, prior, max_iter=0)
     assert "must be a tensor" in refusal(propagate_rays, scores.numpy(), voxels, prior)
     assert "from 0 to the 2 entries of values" in refusal(pad_rays, [0, 3], [1, 2])
     assert "match them" in refusal(expected_depth_error, scores, scores, prior)

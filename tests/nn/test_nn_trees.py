@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch_device import DEVICE, torch
 
 # isort: split
-from crfield.graphs import best_chains, chain_energies, infer_chains, sample_chains
+from crfield.graphs import Chains, best, infer, sample
 from crfield.nn import (
     ChainCRF,
     TreeCRF,
@@ -22,9 +22,14 @@ from crfield.nn import (
     tree_marginals,
     tree_nll,
 )
-from crfield.nn.structured.forest import as_forest, chain_forest
-from crfield.nn.structured.tree_function import _sum_chains
-from crfield.nn.structured.tree_passes import Structure, minimize_forest, sum_forest
+from crfield.nn.structured.exact import _sum_chains
+from crfield.nn.structured.forests import (
+    Structure,
+    as_forest,
+    chain_forest,
+    minimize_forest,
+    sum_forest,
+)
 from refusal import refusal
 
 CHAIN = [-1, 0, 1, 2, 3]
@@ -199,8 +204,8 @@ def test_ragged_chains_are_those_of_graphs(dtype):
     lengths = [7, 1, 12, 5]
     costs = [rng.normal(size=(n, 6)).astype(np.float32) for n in lengths]
     transitions = rng.normal(size=(6, 6)).astype(np.float32)
-    wanted = infer_chains(costs, transitions, edge_marginals=True)
-    best = best_chains(costs, transitions)
+    chains = Chains(costs, transitions)
+    wanted, least = infer(chains), best(chains)
     padded = torch.full((4, 12, 6), np.nan, dtype=dtype)
     for row, values in zip(padded, costs, strict=True):
         row[: len(values)] = torch.from_numpy(values)
@@ -218,13 +223,13 @@ def test_ragged_chains_are_those_of_graphs(dtype):
         np.testing.assert_allclose(log_z.cpu(), wanted.log_partition, rtol=1e-5)
         np.testing.assert_allclose(nodes[mask], wanted.marginals, atol=1e-5)
         np.testing.assert_allclose(
-            edges[mask[:, 1:]], wanted.edge_marginals, atol=1e-5
+            edges[mask[:, 1:]], wanted.factor_marginals(), atol=1e-5
         )
         assert nodes[~mask].abs().max() == 0
-        np.testing.assert_array_equal(labels[mask], best.labels)
+        np.testing.assert_array_equal(labels[mask], least.labels)
         assert bool((labels[~mask] == -1).all())
         truth = torch.where(mask, 2, -100).to(DEVICE)
-        energies = chain_energies(costs, transitions, [np.full(n, 2) for n in lengths])
+        energies = chains.energy([np.full(n, 2) for n in lengths])
         nll = energies + wanted.log_partition
         for reduction, value in (
             ("none", nll), ("sum", nll.sum()), ("mean", nll.mean()),
@@ -244,7 +249,7 @@ def test_a_chain_of_100000_nodes_in_float32():
     rng = np.random.default_rng(0)
     costs = rng.normal(size=(100_000, 3)).astype(np.float32)
     transitions = rng.normal(size=(3, 3)).astype(np.float32)
-    wanted = infer_chains(costs, transitions)
+    wanted = infer(Chains(costs, transitions))
     leaf = torch.from_numpy(costs)[None].requires_grad_()
     table = torch.from_numpy(transitions).requires_grad_()
     log_z = tree_log_partition(leaf, table)
@@ -254,7 +259,7 @@ def test_a_chain_of_100000_nodes_in_float32():
     np.testing.assert_allclose(-table.grad, wanted.transition_marginals, rtol=1e-5)
     labels = torch.from_numpy(wanted.labels)[None].long()
     value = tree_nll(leaf, table, labels).item()
-    assert value == pytest.approx(wanted.energies[0] + wanted.log_partition[0], rel=1e-6)
+    assert value == pytest.approx(wanted.energy[0] + wanted.log_partition[0], rel=1e-6)
 
 
 def test_a_deep_tree_neither_overflows_nor_loses_digits():
@@ -343,7 +348,8 @@ def test_transitions_are_learned():
     rng = torch.Generator().manual_seed(0)
     truth = torch.randn(4, 4, generator=rng)
     costs = torch.randn(200, 20, 4, generator=rng)
-    labels = torch.from_numpy(sample_chains(costs.numpy(), truth.numpy())).reshape(200, 20).long()
+    drawn = sample(Chains(costs.numpy(), truth.numpy()))
+    labels = torch.from_numpy(drawn).reshape(200, 20).long()
     module = ChainCRF(4).to(DEVICE)
     costs, labels = costs.to(DEVICE), labels.to(DEVICE)
     optimizer = torch.optim.LBFGS(module.parameters(), max_iter=50)

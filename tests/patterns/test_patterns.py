@@ -13,7 +13,7 @@ from refusal import refusal
 
 N_VISIBLE, N_HIDDEN = 5, 4
 ALL_Y = reference.binary_states(N_VISIBLE)
-TEMPERATURES = [0.3, 1.0, 2.5, "zero"]
+TEMPERATURES = [0.3, 1.0, 2.5, 0]
 RULES = [("sum", None), ("min", None), ("sum", 1), ("sum", 2), ("sum", 4), ("sum", 9)]
 
 
@@ -28,10 +28,6 @@ def states_of(patterns):
     return reference.hidden_states(N_HIDDEN, patterns.composition, patterns.max_active)
 
 
-def zero_or(temperature):
-    return 0 if temperature == "zero" else temperature
-
-
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize(("composition", "max_active"), RULES)
 def test_energies_by_enumeration(composition, max_active, temperature):
@@ -40,7 +36,7 @@ def test_energies_by_enumeration(composition, max_active, temperature):
     )
     expected = [
         reference.potential(
-            y, patterns.weights, patterns.bias - 0.3, zero_or(temperature), states_of(patterns)
+            y, patterns.weights, patterns.bias - 0.3, temperature, states_of(patterns)
         )
         for y in ALL_Y
     ]
@@ -64,7 +60,7 @@ def test_expected_hidden_and_entropy_by_enumeration(composition, max_active, tem
 @pytest.mark.parametrize(("composition", "max_active"), RULES)
 def test_hidden_units_at_temperature_zero_are_a_best_choice(composition, max_active):
     patterns = example(
-        2, composition=composition, max_active=max_active, temperature="zero"
+        2, composition=composition, max_active=max_active, temperature=0
     )
     states = states_of(patterns)
     chosen = patterns.expected_hidden(ALL_Y)
@@ -79,17 +75,17 @@ def test_hidden_units_at_temperature_zero_are_a_best_choice(composition, max_act
 def test_ties_at_temperature_zero():
     y = np.zeros((1, 2))
     w = np.zeros((2, 3))
-    assert not Patterns(w, 0.0, temperature="zero").expected_hidden(y).any()
-    one = Patterns(w, 0.0, temperature="zero", composition="min").expected_hidden(y)
+    assert not Patterns(w, 0.0, temperature=0).expected_hidden(y).any()
+    one = Patterns(w, 0.0, temperature=0, composition="min").expected_hidden(y)
     np.testing.assert_array_equal(one, [[1, 0, 0]])
-    two = Patterns(w, 1.0, temperature="zero", max_active=2).expected_hidden(y)
+    two = Patterns(w, 1.0, temperature=0, max_active=2).expected_hidden(y)
     np.testing.assert_array_equal(two, [[1, 1, 0]])
 
 
 @pytest.mark.parametrize(("composition", "max_active"), RULES)
 def test_the_zero_limit(composition, max_active):
     patterns = example(3, composition=composition, max_active=max_active)
-    limit = patterns.at_temperature("zero")
+    limit = patterns.at_temperature(0)
     gaps = []
     for temperature in (1.0, 0.1, 1e-3, 1e-9, 1e-300, 5e-324):
         warm = patterns.at_temperature(temperature)
@@ -300,7 +296,7 @@ def test_deviation_patterns_from_targets():
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"temperature": 0}, "temperature"),
+        ({"temperature": -1}, "temperature"),
         ({"temperature": -1.5}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),

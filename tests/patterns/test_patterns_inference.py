@@ -24,7 +24,7 @@ from crfield.patterns import (
 from refusal import refusal
 
 RULES = [{}, {"composition": "min"}, {"max_active": 2}]
-TEMPERATURES = [1.0, 0.4, "zero"]
+TEMPERATURES = [1.0, 0.4, 0]
 
 
 def make(seed, n, grid=(3, 3), *, n_hidden=4, strength=1.5, pairwise=0.6, n_labels=2, **options):
@@ -171,7 +171,7 @@ def test_max_iter():
 
 
 def test_restarts_never_hurt_and_sometimes_help():
-    model, inputs = make(3, 60, (4, 4), strength=3.0, temperature="zero")
+    model, inputs = make(3, 60, (4, 4), strength=3.0, temperature=0)
     once = infer(model, inputs)
     often = infer(model, inputs, n_restarts=10, seed=1)
     assert (often.energies <= once.energies).all()
@@ -266,7 +266,7 @@ def test_many_labels_expand_from_where_they_are():
 def test_the_linear_program_bounds_the_least_energy(rule):
     values = []
     for seed in range(3):
-        model, inputs = make(seed, 4, temperature="zero", strength=1.0, **rule)
+        model, inputs = make(seed, 4, temperature=0, strength=1.0, **rule)
         relaxed = relax(model, inputs)
         least = over_all_labels(model.energies, inputs, (3, 3)).min(0)
         assert (relaxed.bounds <= least + 1e-7).all()
@@ -291,7 +291,7 @@ def test_the_linear_program_is_tight_for_attractive_patterns():
         else:
             patterns = Patterns(rng.random((9, 4)), -rng.random(4) * 4)
         model = PatternCRF(
-            patterns.at_temperature("zero"), pairwise_weights=[0.4], grid=(3, 3), unary_weight=2
+            patterns.at_temperature(0), pairwise_weights=[0.4], grid=(3, 3), unary_weight=2
         )
         inputs = PatternInputs(rng.normal(size=(6, 3, 3, 2)), rng.random((1, 1, 4, 3, 3)))
         least = over_all_labels(model.energies, inputs, (3, 3)).min(0)
@@ -300,8 +300,8 @@ def test_the_linear_program_is_tight_for_attractive_patterns():
 
 def test_the_linear_program_refuses(monkeypatch):
     model, inputs = make(0, 2)
-    assert "at_temperature('zero')" in refusal(relax, model, inputs)
+    assert "at_temperature(0)" in refusal(relax, model, inputs)
     assert "model" in refusal(relax, model.pairwise_only(), inputs)
-    assert "inputs" in refusal(relax, model.at_temperature("zero"), inputs.costs)
+    assert "inputs" in refusal(relax, model.at_temperature(0), inputs.costs)
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    assert "SciPy" in refusal(relax, model.at_temperature("zero"), inputs)
+    assert "SciPy" in refusal(relax, model.at_temperature(0), inputs)

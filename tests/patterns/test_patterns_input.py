@@ -26,7 +26,7 @@ def make_patterns(**options):
     return Patterns(rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=3), **options)
 
 
-@pytest.mark.parametrize("temperature", [1.0, "zero"])
+@pytest.mark.parametrize("temperature", [1.0, 0])
 def test_a_limit_above_the_number_of_units_takes_no_memory(temperature):
     free = make_patterns(temperature=temperature)
     limited = make_patterns(temperature=temperature, max_active=10**30)
@@ -34,7 +34,7 @@ def test_a_limit_above_the_number_of_units_takes_no_memory(temperature):
     np.testing.assert_allclose(limited.energies(y), free.energies(y), rtol=1e-6)
     np.testing.assert_allclose(limited.expected_hidden(y), free.expected_hidden(y), atol=1e-6)
     assert limited.sample_hidden(y, np.random.default_rng(0)).shape == (5, 3)
-    if temperature == "zero":
+    if temperature == 0:
         inputs = PatternInputs(np.zeros((1, *GRID, 2)))
         bounds = [relax(PatternCRF(p, grid=GRID), inputs).bounds[0] for p in (free, limited)]
         assert bounds[0] == pytest.approx(bounds[1])
@@ -95,9 +95,9 @@ def test_products_that_overflow_are_refused():
     ({"images": np.zeros((2, 5, 5, 3))}, ["constant", "contrast"], ["images", "(2, 3)"]),
     ({"images": [np.zeros((2, 3)), np.zeros((4, 4))]}, ["contrast"], ["image 1", "(4, 4)"]),
     ({"images": [np.zeros((2, 3)), [[1, 2], [3]]]}, ["contrast"], ["images", "same length"]),
-    ({"images": 5}, ["contrast"], ["one map an image (2)"]),
+    ({"images": 5}, ["contrast"], ["one map per image (2)"]),
     ({"boundary": np.zeros((2, 3, 3))}, ["constant", "boundary"], ["boundary", "(2, 3)"]),
-    ({"boundary": None}, ["boundary"], ["one map an image (2), got none"]),
+    ({"boundary": None}, ["boundary"], ["one map per image (2), got none"]),
     ({}, "edges", ["kinds", "'edges'"]),
     ({}, 3, ["kinds", "got 3"]),
 ])

@@ -17,7 +17,7 @@ from crfield.patterns import (
     learn_patterns,
 )
 from crfield.patterns import learning as learning_module
-from crfield.patterns.gradients import (
+from crfield.patterns.learning import (
     expected_loss_scale,
     parameters_of,
     weighted_scores,
@@ -165,7 +165,7 @@ def mean_loss(model, inputs, masks):
 def test_training_lowers_the_expected_loss():
     model, inputs, masks = few_images(6)
     found = learn_patterns(
-        model, inputs, masks, n_epochs=150, batch_size=6, n_chains=4, learning_rate=0.05
+        model, inputs, masks, n_epochs=150, batch_size=6, n_chains=4, step_size=0.05
     )
     before, after = mean_loss(model, inputs, masks), mean_loss(found.model, inputs, masks)
     assert after < 0.6 * before
@@ -180,7 +180,7 @@ def test_contrastive_divergence_raises_the_likelihood():
     model, inputs, masks = few_images(6)
     found = learn_patterns(
         model, inputs, masks, objective="contrastive_divergence", n_chains=1, n_epochs=40,
-        batch_size=6, learning_rate=0.02,
+        batch_size=6, step_size=0.02,
     )
 
     def log_likelihood(one):
@@ -237,7 +237,7 @@ def test_any_loss_and_convolutional_patterns():
         asked.append(labels.shape)
         return ((truth == 1) & (labels == 0)).mean(1)
 
-    found = learn_patterns(model, inputs, masks, loss=missed, n_epochs=3, learning_rate=0.05)
+    found = learn_patterns(model, inputs, masks, loss=missed, n_epochs=3, step_size=0.05)
     assert asked[0] == (24, 16)
     assert found.model.patterns.weights.shape == (2, 2, 3)
     assert not np.array_equal(found.model.patterns.weights, patterns.weights)
@@ -248,7 +248,7 @@ def test_validation_chooses_the_epoch():
     held_out = (inputs.take(np.arange(16, 24)), masks[16:])
     found = learn_patterns(
         model, inputs.take(np.arange(16)), masks[:16], validation=held_out, n_epochs=12,
-        learning_rate=0.03, batch_size=4,
+        step_size=0.03, batch_size=4,
     )
     assert len(found.scores) == 13
     assert found.best_epoch == found.scores.argmax()
@@ -269,7 +269,7 @@ def same(one, other):
 def test_a_run_that_was_killed_goes_on_to_the_same_result(tmp_path, monkeypatch):
     model, inputs, masks = few_images()
     options = {
-        "validation": (inputs, masks), "n_epochs": 5, "batch_size": 5, "learning_rate": 0.01,
+        "validation": (inputs, masks), "n_epochs": 5, "batch_size": 5, "step_size": 0.01,
     }
     whole = learn_patterns(model, inputs, masks, **options)
     path = tmp_path / "run.safetensors"
@@ -302,9 +302,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     again = {"n_epochs": 1, "checkpoint": path}
     message = refusal(learn_patterns, model, inputs, 1 - masks, **again)
     assert "other data" in message
-    assert "resume=False" in message
-    message = refusal(learn_patterns, model, inputs, masks, learning_rate=0.5, **again)
-    assert "other learning_rate" in message
+    assert "without resuming" in message
+    message = refusal(learn_patterns, model, inputs, masks, step_size=0.5, **again)
+    assert "other step_size" in message
     message = refusal(learn_patterns, model, inputs, masks, validation=(inputs, masks), **again)
     assert "other data" in message
     for changed in (
@@ -388,9 +388,9 @@ def test_learning_that_runs_away_is_noticed(learn, rate, tmp_path):
     model, inputs, masks = few_images()
     path = tmp_path / "run.safetensors"
     message = refusal(
-        learn_patterns, model, inputs, masks, learn=learn, learning_rate=rate, checkpoint=path
+        learn_patterns, model, inputs, masks, learn=learn, step_size=rate, checkpoint=path
     )
-    assert "learning_rate must be small enough" in message
+    assert "step_size must be small enough" in message
     assert not path.exists()
 
 
@@ -417,7 +417,7 @@ def test_order_and_hidden_units_have_streams_of_their_own():
     ({"loss": "dice"}, ["loss", "'iou'"]),
     ({"objective": "likelihood"}, ["objective", "'expected_loss'"]),
     ({"learn": ["W"]}, ["learn", "'weights'"]),
-    ({"learning_rate": 0.0}, ["learning_rate", "positive"]),
+    ({"step_size": 0.0}, ["step_size", "positive"]),
     ({"batch_size": 0}, ["batch_size", "at least 1"]),
     ({"learn": None}, ["learn must be some of", "None"]),
     ({"loss": lambda labels, masks: 3.0}, ["loss", "one finite number", "3.0"]),

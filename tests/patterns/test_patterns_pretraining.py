@@ -93,7 +93,7 @@ def test_draws_given_themselves_have_no_gradient():
 @pytest.mark.parametrize("options", [{}, {"n_steps": 5}, {"persistent": True}])
 def test_the_likelihood_rises(options):
     masks = toy_masks()
-    options = {"batch_size": 20, "learning_rate": 0.1, "weight_decay": 0, **options}
+    options = {"batch_size": 20, "step_size": 0.1, "l2": 0, **options}
     runs = [pretrain(masks, 4, n_epochs=n, **options) for n in (1, 20, 100)]
     scores = [log_likelihood(found, masks) for found in runs]
     assert scores[0] < scores[1] < scores[2]
@@ -108,7 +108,7 @@ def test_the_likelihood_rises(options):
 def test_the_visible_bias_starts_at_the_log_odds():
     masks = toy_masks()
     masks[:, 0] = 1
-    found = pretrain(masks, 2, n_epochs=1, learning_rate=1e-8)
+    found = pretrain(masks, 2, n_epochs=1, step_size=1e-8)
     share = (masks.sum(0) + 1) / (len(masks) + 2)
     np.testing.assert_allclose(
         found.visible_bias, np.log(share / (1 - share)), rtol=1e-4, atol=1e-5
@@ -138,7 +138,7 @@ def test_seeds_and_shapes():
 def test_weight_decay_shrinks_the_weights():
     sizes = [
         np.square(
-            pretrain(toy_masks(), 4, n_epochs=100, batch_size=20, weight_decay=decay)
+            pretrain(toy_masks(), 4, n_epochs=100, batch_size=20, l2=decay)
             .patterns.weights
         ).sum()
         for decay in (0.0, 0.03, 3.0)
@@ -188,8 +188,8 @@ def test_two_clusters_are_the_two_shapes():
         {"masks": np.full((4, 6), np.nan)}, {"masks": np.zeros(6)}, {"masks": np.zeros((0, 6))},
         {"masks": np.zeros((2, 2, 2, 2))}, {"masks": [[0, 1], [1]]}, {"masks": "masks"},
         {"n_hidden": 0}, {"n_hidden": 2.5}, {"n_epochs": 0}, {"batch_size": 0}, {"n_steps": 0},
-        {"n_particles": 0}, {"seed": -1}, {"learning_rate": 0}, {"learning_rate": np.nan},
-        {"momentum": 1}, {"momentum": -0.1}, {"weight_decay": -1}, {"sparsity_target": 0},
+        {"n_particles": 0}, {"seed": -1}, {"step_size": 0}, {"step_size": np.nan},
+        {"momentum": 1}, {"momentum": -0.1}, {"l2": -1}, {"sparsity_target": 0},
         {"sparsity_target": 1}, {"sparsity_weight": -1}, {"composition": "max"},
         {"n_hidden": 99, "composition": "min"}, {"smoothing": 0, "composition": "min"},
     ],
@@ -200,7 +200,7 @@ def test_refused(bad):
 
 
 def test_a_learning_rate_that_overflows_is_refused():
-    assert "learning_rate" in refusal(pretrain, toy_masks(), 4, n_epochs=50, learning_rate=1e38)
+    assert "step_size" in refusal(pretrain, toy_masks(), 4, n_epochs=50, step_size=1e38)
 
 
 def test_what_memory_cannot_hold_is_refused_at_once():

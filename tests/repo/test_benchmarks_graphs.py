@@ -60,12 +60,13 @@ def test_a_wrong_energy_is_refused(tmp_path, capsys, monkeypatch):
     assert refused(graphcut, tmp_path, capsys, ["cuts", "batch"])[0] == 6
 
 
-@pytest.mark.parametrize("name", ["best_chains", "k_best_chains", "sample_chains"])
+@pytest.mark.parametrize("name", ["best", "k_best", "sample"])
 def test_what_is_wrong_is_not_timed(name, tmp_path, capsys, monkeypatch):
     right = getattr(chains, name)
 
-    def wrong(costs, transitions, *rest, **options):
-        return right(-costs, transitions, *rest, **options)
+    def wrong(given, *rest, **options):
+        opposite = chains.Chains.checked(-given.costs, given.offsets, given.transitions)
+        return right(opposite, *rest, **options)
 
     monkeypatch.setattr(chains, name, wrong)
     assert refused(chains, tmp_path, capsys, ["others"])[0] >= 1
@@ -73,14 +74,14 @@ def test_what_is_wrong_is_not_timed(name, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_wrong_sums_are_not_timed(part, tmp_path, capsys, monkeypatch):
-    right = chains.sum_batch
+    right = chains.sum_chains
 
     def wrong(*arguments):
         found = list(right(*arguments))
         found[part] = found[part] + 0.01
         return tuple(found)
 
-    monkeypatch.setattr(chains, "sum_batch", wrong)
+    monkeypatch.setattr(chains, "sum_chains", wrong)
     assert refused(chains, tmp_path, capsys, ["sums"])[0] == 2
 
 
@@ -98,11 +99,9 @@ def test_other_beliefs_are_refused():
 
 
 def test_wrong_max_product_is_refused(tmp_path, capsys, monkeypatch):
-    right = rays.infer_rays
+    right = rays.infer
     monkeypatch.setattr(
-        rays, "infer_rays", lambda model, n, **options: right(
-            model, n, **{**options, "max_product": False}
-        ),
+        rays, "infer", lambda model, **options: right(model, **{**options, "temperature": 1.0})
     )
     assert "REFUSED: messages of max-product" in refused(rays, tmp_path, capsys)[1]
 

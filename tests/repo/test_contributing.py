@@ -14,7 +14,7 @@ PACKAGE = ROOT / "src" / "crfield"
 TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.M | re.S)
 PLACES = PROSE.split("## Where is what")[1].split("\n## ")[0]
-PATH = r"[\w./]+\.(?:py|js|cpp|hpp|md|toml|yml|cff)"
+PATH = r"[\w./]+\.(?:py|js|css|html|cpp|hpp|md|toml|yml|cff)"
 
 
 def find(path):

@@ -36,8 +36,8 @@ OPTIONAL = {
 }
 # What a page needs without importing it.
 NEEDED = {
-    "graphs.md": ("scipy",), "learning.md": ("scipy", "joblib"), "letters.md": ("scipy",),
-    "volumes.md": ("scipy",),
+    "app.md": ("starlette", "uvicorn"), "graphs.md": ("scipy",), "learning.md": ("scipy", "joblib"),
+    "letters.md": ("scipy",), "volumes.md": ("scipy",),
 }
 
 

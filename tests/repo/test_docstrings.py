@@ -39,7 +39,7 @@ ARRAY_NAMES = {
 SHAPE = re.compile(
     r"\(\)|\(\*grid\)|\((?:\*|\.\.\.|\w)[^()]*(?:\([^()]*\)[^()]*)?,[^()]*\)|\bshape\b"
 )
-# "inputs as in `infer_chains`", "the rest are those of `infer`": what is said there counts here.
+# "inputs as in `Chains`", "the rest are those of `infer`": what is said there counts here.
 REFERENCE = re.compile(r"\b(?:those of|as|as in|as for|see)\s+`([\w.]+)`", re.I)
 EQUATION = re.compile(
     r"[\w)\]'~] = [-\w(|]|\bsum_\w|[-:] ?(?:sum|log|max)\b|\bexp\(|\| / \|"
@@ -57,11 +57,10 @@ FORMULAS = {
         TableFilter.complete_gradient""",
     "crfield.graphcut": """alpha_expansion boundary_weights contrast_weights cut_grids
         minimize_binary minimize_binary_grid""",
-    "crfield.graphs": """Camera ChainClassifier ChainLoss DistanceFactors FactorGraph
-        GraphClassifier GridClassifier LogLinearLoss PatternFactors PictorialStructure
-        PottsFactors RayFactors RayModel chain_energies chain_loss distance_transform
-        fuse_independent infer_chains infer_graph
-        log_linear_loss ray_messages soft_distance_transform""",
+    "crfield.graphs": """Camera ChainClassifier Chains Chains.energy DistanceFactors FactorGraph
+        GraphClassifier GridClassifier PatternFactors PictorialStructure PottsFactors RayFactors
+        RayModel best chain_loss distance_transform fuse_independent infer log_linear_loss
+        ray_messages sample soft_distance_transform""",
     "crfield.dense.kernels": "Bilateral FeatureKernel Kernel.is_symmetric Spatial",
     "crfield.learning": "DatasetObjective approximate_likelihood generative_kernel learn",
     "crfield.learning.losses": """ExpectedHamming IntersectionOverUnion LogLikelihood

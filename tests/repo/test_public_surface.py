@@ -19,6 +19,7 @@ from crfield import (
     DenseCRF,
     Diagonal,
     FeatureKernel,
+    Inference,
     InputError,
     Pairwise,
     Potts,
@@ -30,7 +31,7 @@ from crfield import (
     patterns,
 )
 from crfield.compat.pydensecrf import utils
-from crfield.learning import Inference, Parameters
+from crfield.learning import Parameters
 from crfield.show import pictures
 
 MODULES = (
@@ -50,6 +51,7 @@ EDGES = np.array([[0, 1], [1, 2], [2, 3]])
 GRAPH = graphs.FactorGraph(
     RNG.normal(size=(4, 3)), [graphs.TableFactors(EDGES, RNG.normal(size=(3, 3)))]
 )
+CHAINS = graphs.Chains(UNARY[0], np.eye(3))
 SHAPES = patterns.PatternCRF(patterns.Patterns(RNG.normal(size=(12, 2)), np.zeros(2)), grid=(3, 4))
 INPUTS = patterns.PatternInputs(RNG.normal(size=(2, 3, 4, 2)))
 # A right call of every function that computes something from arrays.
@@ -62,16 +64,14 @@ CALLS = {
     "unary_from_logits": (crfield.unary_from_logits, {"logits": UNARY}),
     "unary_from_features": (
         crfield.unary_from_features, {"features": UNARY, "weights": np.eye(3)}),
-    "infer_graph": (graphs.infer_graph, {"graph": GRAPH, "temperature": 1.0, "n_iter": 5}),
-    "k_best_graph": (graphs.k_best_graph, {"graph": GRAPH, "k": 3}),
-    "sample_graph": (graphs.sample_graph, {"graph": GRAPH, "n_samples": 2, "seed": 1}),
-    "infer_chains": (
-        graphs.infer_chains, {"costs": UNARY[0], "transitions": np.eye(3), "temperature": 1.0}),
-    "best_chains": (graphs.best_chains, {"costs": UNARY[0], "transitions": np.eye(3)}),
-    "k_best_chains": (
-        graphs.k_best_chains, {"costs": UNARY[0], "transitions": np.eye(3), "k": 2}),
-    "sample_chains": (
-        graphs.sample_chains, {"costs": UNARY[0], "transitions": np.eye(3), "seed": 1}),
+    "graphs.infer": (graphs.infer, {"problem": GRAPH, "temperature": 1.0, "max_iter": 5}),
+    "graphs.k_best": (graphs.k_best, {"problem": GRAPH, "k": 3}),
+    "graphs.sample": (graphs.sample, {"problem": GRAPH, "n_samples": 2, "seed": 1}),
+    "Chains": (graphs.Chains, {"costs": UNARY[0], "transitions": np.eye(3)}),
+    "infer chains": (graphs.infer, {"problem": CHAINS, "temperature": 1.0}),
+    "best of chains": (graphs.best, {"problem": CHAINS}),
+    "k_best of chains": (graphs.k_best, {"problem": CHAINS, "k": 2}),
+    "sample chains": (graphs.sample, {"problem": CHAINS, "seed": 1}),
     "chain_loss": (graphs.chain_loss, {
         "costs": UNARY[0], "transitions": np.eye(3), "labels": LABELS[0]}),
     "distance_transform": (
@@ -222,6 +222,8 @@ def same(one, other):
         return one.dtype == other.dtype and one.tobytes() == other.tobytes()
     if isinstance(one, list | tuple):
         return all(map(same, one, other))
+    if isinstance(one, graphs.Chains):
+        return all(map(same, one.arguments, other.arguments))
     if dataclasses.is_dataclass(one):
         return all(map(same, arrays_of(one), arrays_of(other)))
     return np.array_equal(np.asarray(one), np.asarray(other))
@@ -252,7 +254,7 @@ def strided(array):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("name", [
-    "infer_graph", "infer_chains", "best_chains", "sample_chains", "distance_transform",
+    "graphs.infer", "infer chains", "best of chains", "sample chains", "distance_transform",
     "cut_grids", "patterns.infer", "patterns.sample"])
 def test_what_is_said_not_to_depend_on_threads_does_not(name, threads):
     function, arguments = CALLS[name]
@@ -315,18 +317,18 @@ def test_chains_graphs_and_trees_agree_and_are_normalized(n, n_states, seed):
     costs, table = rng.normal(size=(n, n_states)), rng.normal(size=(n_states, n_states))
     edges = np.column_stack([np.arange(n - 1), np.arange(1, n)])
     graph = graphs.FactorGraph(costs, [graphs.TableFactors(edges, table)])
-    chain, tree = graphs.infer_chains(costs, table), graphs.infer_graph(graph)
+    chains = graphs.Chains(costs, table)
+    chain, tree = graphs.infer(chains), graphs.infer(graph)
     np.testing.assert_allclose(chain.marginals.sum(1), 1, atol=1e-9)
     np.testing.assert_allclose(chain.marginals, tree.marginals, atol=1e-8)
     assert chain.log_partition[0] == pytest.approx(tree.log_partition)
-    assert graphs.best_chains(costs, table).energies[0] == pytest.approx(
-        graphs.k_best_graph(graph, 1).energies[0])
+    assert graphs.best(chains).energy[0] == pytest.approx(graphs.k_best(graph, 1).energies[0])
 
 
 REPRS = [
     Spatial(2.5), Bilateral(4, 40), FeatureKernel("depth", 1, sigma=0.5), Potts(2),
     Diagonal([1.0, 2.0]), Symmetric.l1(3, 1.0), Pairwise(Spatial(3), Potts(1)), Inference(),
-    MODEL, GRAPH, SHAPES, SHAPES.patterns, graphs.infer_graph(GRAPH), INPUTS,
+    MODEL, GRAPH, CHAINS, SHAPES, SHAPES.patterns, graphs.infer(GRAPH), INPUTS,
     crfield.refine(IMAGE, SOFT),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import calibrated_views as views
-from crfield.graphs.photo_consistency import sample_bilinear
+from crfield.graphs.vision.photo_consistency import sample_bilinear
 from example_runs import run_script
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 import crfield
 from crfield import InferenceResult, InferenceStatus
-from crfield.graphs import FactorGraph, infer_graph
+from crfield.graphs import FactorGraph, infer
 from crfield.show import notebook as _display
 from crfield.show import pictures
 
@@ -162,7 +162,7 @@ def test_models_show_their_terms() -> None:
 
 def test_graph_results_show_how_they_ended() -> None:
     graph = FactorGraph(RNG.random((3, 2)))
-    html = infer_graph(graph)._repr_html_()
+    html = infer(graph)._repr_html_()
     Tags(html)
     assert "no loops" in html
 

@@ -34,7 +34,7 @@ class Estimator:
     def __sklearn_tags__(self) -> Any:
         """What scikit-learn asks of an estimator.
 
-        The type is left open: from a "classifier" scikit-learn expects one class a sample, and it
+        The type is left open: from a "classifier" scikit-learn expects one class per sample, and it
         would look into y to stratify the samples by it.
         """
         from sklearn.utils import InputTags, Tags, TargetTags

@@ -21,7 +21,7 @@ from crfield._core.validate import InputError
 from crfield.app.limits import MAX_PAINTED_LABELS, MAX_SETTINGS_BYTES, Limits
 from crfield.app.settings import Settings
 from crfield.app.workspace import Bytes, Initial, OpenImage
-from crfield.datasets import load_sample, sample_names
+from crfield.datasets import load_sample
 from crfield.dense.model import DenseCRF
 from crfield.io.images import read_image, read_labels, read_probabilities
 from crfield.unary.costs import (
@@ -38,11 +38,6 @@ _Content = TypeVar("_Content")
 _SUFFIXES = {b"\x93NUMPY": ".npy", b"PK\x03\x04": ".npz"}
 _LONGEST_NAME = 120
 _CORE = 0.72  # scribbles lie this far inside, as a share of the deepest point of their label
-
-
-def sample_titles() -> dict[str, str]:
-    """Names of the samples and what to call them."""
-    return {name: name.capitalize() for name in sample_names()}
 
 
 def open_sample(name: str) -> OpenImage:

@@ -18,7 +18,7 @@ from crfield.app.workspace import Bytes, Initial, OpenImage, Refinement
 from crfield.dense.filters import KeptFilters
 from crfield.dense.model import DenseCRF
 from crfield.dense.results import InferenceResult, InferenceStatus
-from crfield.refinement import potts_model
+from crfield.refinement import model_for
 from crfield.show.pictures import entropy_bytes
 from crfield.unary.costs import UNKNOWN, Segmentation
 from crfield.unary.scribbles import paint_over, scribble_costs
@@ -39,15 +39,14 @@ def refine_image(
     is_large = math.prod(image.grid) > _LARGE  # then filters take gigabytes
     started = time.perf_counter()
     initial = image.initial if settings.source == "initial" else None
-    unary = unary_of(image, initial, settings, scribbles)
-    _stop_if(cancelled)
+    segmentation, unary = _read(image, initial, settings, scribbles)
+    if cancelled.is_set():
+        raise CancelledError
     costs_done = time.perf_counter()
-    crf = model if model is not None else _terms(settings, unary.shape[-1])
-    if crf.n_labels != unary.shape[-1]:
-        raise InputError(
-            f"the model has {crf.n_labels} labels, the painting {unary.shape[-1]}; "
-            "use as many labels as the model."
-        )
+    crf = model_for(
+        segmentation, model, settings.spatial, settings.spatial_weight, settings.bilateral,
+        settings.bilateral_weight,
+    )
     times = [time.perf_counter()]
 
     def after_iteration(iteration: int, marginals: FloatArray, free_energy: float) -> bool:
@@ -89,13 +88,13 @@ def refine_image(
     return Refinement(labels, before, entropy, summary, scribbles, settings, initial)
 
 
-def unary_of(
+def _read(
     image: OpenImage, initial: Initial | None, settings: Settings, scribbles: Bytes
-) -> FloatArray:
-    """Costs (H, W, L) from scribbles alone, or from a segmentation with scribbles over it."""
+) -> tuple[Segmentation, FloatArray]:
+    """Scribbles alone, or a segmentation, and its costs (H, W, L) with the scribbles over it."""
     if settings.source == "scribbles":
         painted = Segmentation("scribbles", np.arange(settings.n_labels), counted=True)
-        return scribble_costs(
+        return painted, scribble_costs(
             painted, scribbles, image.pixels, components=settings.components,
             strength=settings.strength, nearness=settings.nearness, colors=image.colors,
         )
@@ -105,7 +104,7 @@ def unary_of(
         )
     given = replace(initial.segmentation, confidence=settings.confidence)
     unary = given.costs(initial.values)
-    return paint_over(unary, scribbles) if (scribbles != UNKNOWN).any() else unary
+    return given, paint_over(unary, scribbles) if (scribbles != UNKNOWN).any() else unary
 
 
 def _status(result: InferenceResult) -> str:
@@ -113,15 +112,3 @@ def _status(result: InferenceResult) -> str:
     if result.status is not InferenceStatus.MAX_ITER:
         return str(result.status.value)
     return f"Stopped after {result.n_iter} iterations, the limit; raise it to go on."
-
-
-def _terms(settings: Settings, n_labels: int) -> DenseCRF:
-    return potts_model(
-        n_labels, settings.spatial, settings.spatial_weight, settings.bilateral,
-        settings.bilateral_weight,
-    )
-
-
-def _stop_if(cancelled: threading.Event) -> None:
-    if cancelled.is_set():
-        raise CancelledError

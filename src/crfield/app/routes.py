@@ -33,7 +33,6 @@ from crfield.app.opening import (
     decode_initial,
     decode_model,
     open_sample,
-    sample_titles,
     split_request,
     upload_name,
 )
@@ -41,6 +40,7 @@ from crfield.app.refining import StepCallback, refine_image
 from crfield.app.settings import ALGORITHMS, Settings
 from crfield.app.snippet import snippet
 from crfield.app.workspace import OpenImage, Refinement, UnknownError, Workspace
+from crfield.datasets import sample_names
 from crfield.dense.filters import KeptFilters
 from crfield.show.pictures import label_palette, overlay, show
 
@@ -100,7 +100,7 @@ class Routes:
         """What the page needs to know to begin."""
         return JSONResponse({
             "version": __version__,
-            "samples": [{"name": n, "title": title} for n, title in sample_titles().items()],
+            "samples": [{"name": name, "title": name.capitalize()} for name in sample_names()],
             "algorithms": ALGORITHMS,
             "max_labels": MAX_PAINTED_LABELS,
             "max_pixels": self.limits.max_pixels,

@@ -6,7 +6,6 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from crfield._core.validate import InputError, as_count, shown
@@ -48,10 +47,7 @@ class RunningApp:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
         self._thread.join(_STOP_SECONDS)
         self._listener.close()

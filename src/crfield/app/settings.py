@@ -9,6 +9,7 @@ from typing import Any
 
 from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
 from crfield.app.limits import MAX_PAINTED_LABELS, Limits
+from crfield.dense.inference import Inference
 from crfield.unary.costs import (
     BILATERAL,
     CONFIDENCE,
@@ -17,7 +18,7 @@ from crfield.unary.costs import (
     SPATIAL,
     SPATIAL_WEIGHT,
 )
-from crfield.unary.scribbles import MAX_COMPONENTS
+from crfield.unary.scribbles import COMPONENTS, MAX_COMPONENTS, NEARNESS, STRENGTH
 
 SOURCES = ("scribbles", "initial")
 ALGORITHMS = ("concave", "cccp", "parallel")
@@ -36,14 +37,14 @@ class Settings:
     source: str = "scribbles"
     algorithm: str = "concave"
     max_iter: int = PAINTING_MAX_ITER
-    tol: float = 1e-3
+    tol: float = Inference.tol
     spatial: float | None = SPATIAL
     spatial_weight: float = SPATIAL_WEIGHT
     bilateral: tuple[float, float] | None = BILATERAL["scribbles"]
     bilateral_weight: float = PAINTING_WEIGHT
-    components: int = 5
-    strength: float = 0.5
-    nearness: float = 3.0
+    components: int = COMPONENTS
+    strength: float = STRENGTH
+    nearness: float = NEARNESS
     confidence: float = CONFIDENCE
     model: str | None = None
 

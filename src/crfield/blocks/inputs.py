@@ -68,13 +68,9 @@ class BlockInputs:
             return np.moveaxis(self.values.read((slice(None), *part)), 0, -1)
         return self.values.read(part)
 
-    def image_part(self, part: Slices) -> NDArray[Any] | None:
-        """A part of the image."""
-        return None if self.image is None else self.image.read(part)
-
-    def mask_part(self, part: Slices) -> NDArray[Any] | None:
-        """A part of the mask."""
-        return None if self.mask is None else self.mask.read(part)
+    def beside(self, part: Slices) -> list[NDArray[Any] | None]:
+        """A part of the image and of the mask."""
+        return [None if each is None else each.read(part) for each in (self.image, self.mask)]
 
 
 def open_inputs(image: Any, values: Any, mask: Any, layout: str) -> BlockInputs:

@@ -248,7 +248,7 @@ class _Work:
     def _infer(self, block: Block) -> FloatArray:
         inputs, model = self.inputs, self._model
         unary = self.segmentation.costs(inputs.part(block.window))
-        image, mask = inputs.image_part(block.window), inputs.mask_part(block.window)
+        image, mask = inputs.beside(block.window)
         origin = tuple(part.start for part in block.window)
         window = Window(origin, inputs.grid, self._n_selected)
         if mask is not None and not mask.any():

@@ -19,14 +19,14 @@ from crfield.cli.words import in_options
 DESCRIPTION = "Make segmentations follow the image, with a dense conditional random field."
 EPILOG = """\
 examples:
-  crfield demo                                      see what it does, on photos that come with it
-  crfield refine photo.jpg --probs softmax.npy      a network's probabilities, (H, W, labels)
-  crfield refine photo.jpg --labels mask.png        a coarse label image
-  crfield refine photo.jpg --scribbles strokes.png  a few strokes, 255 elsewhere
-  crfield refine --help                             every option
-  crfield learn data/ --split train -o model        fit a model to images with true labels
-  crfield graph model.uai --evidence seen.evid      solve any graphical model in the UAI format
-  crfield app                                       paint labels in the browser, see them refined
+  crfield demo                                          see what it does, on its own photos
+  crfield refine photo.jpg --probabilities softmax.npy  a network's output, (H, W, labels)
+  crfield refine photo.jpg --labels mask.png            a coarse label image
+  crfield refine photo.jpg --scribbles strokes.png      a few strokes, 255 elsewhere
+  crfield refine --help                                 every option
+  crfield learn data/ --split train -o model            fit a model to images with true labels
+  crfield graph model.uai --evidence seen.evid          solve a graphical model in the UAI format
+  crfield app                                           paint labels in the browser
 
 exit codes: 0 fine, 1 some images of a batch failed, 2 wrong usage or input, 130 interrupted
 """

@@ -61,9 +61,9 @@ def run(folder: Path, photos: Sequence[Case]) -> dict[str, Image.Image]:
     image, probabilities, model = (folder / name for name in (IMAGE, PROBABILITIES, MODEL))
     learned.model.save(model)
     write_array(probabilities, scenes[0].given)
-    command = ["refine", image, "--probs", probabilities, "--model", model, "--side-by-side"]
+    command = ["refine", image, "--probabilities", probabilities, "--model", model]
     print(f"\nThe learned model is {model}. To use it on one of these scenes:\n")
-    print(f"  crfield {shlex.join(map(str, command))}\n")
+    print(f"  crfield {shlex.join(map(str, [*command, '--side-by-side']))}\n")
     return {
         IMAGE: Image.fromarray(scenes[0].sample.image),
         "learning.png": overview([*photos, *scenes[:2]], learned.model),

@@ -16,7 +16,7 @@ from crfield.cli.graph_text import Record, counted, report, solution
 from crfield.cli.jobs import check_no_input_is_overwritten
 
 if TYPE_CHECKING:  # the other commands start without crfield.graphs
-    from crfield.graphs import FactorGraph, GraphResult
+    from crfield.graphs import FactorGraph, Result
 
 DESCRIPTION = """\
 Solve a graphical model in the UAI format: the log of its partition function Z, which with evidence
@@ -29,7 +29,7 @@ examples:
   crfield graph model.uai --evidence model.uai.evid --task mar
   crfield graph model.uai --task pr --out model.uai.PR
   crfield graph model.uai --out model.uai               model.uai.PR, .MAR and .MPE
-  crfield graph loopy.uai --schedule residual --damping 0.2 --iterations 1000 --json
+  crfield graph loopy.uai --schedule residual --damping 0.2 --max-iter 1000 --json
 
 A model file has MARKOV or BAYES, the number of variables, their numbers of states, the number of
 factors, for each the number of its variables and these, and for each the size of its table and its
@@ -61,7 +61,7 @@ def add_command(commands: Any) -> None:
     add("--schedule", choices=SCHEDULES, default="auto",
         help="order of messages; auto is exact without loops and floods others "
         "(default: %(default)s)")
-    add("--iterations", type=int, default=200, metavar="N",
+    add("--max-iter", type=int, default=200, metavar="N",
         help="most iterations on loops (default: %(default)s)")
     add("--damping", type=float, default=0.5, metavar="D",
         help="share of an old message that stays, within [0, 1) (default: %(default)s)")
@@ -85,7 +85,7 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, solve, write what was asked for, and print it."""
-    from crfield.graphs.uai import condition, read_evidence, read_uai
+    from crfield.graphs import condition, read_evidence, read_uai
 
     task = "map" if arguments.task == "mpe" else arguments.task
     tasks = ("pr", "mar", "map") if task == "all" else (task,)
@@ -116,9 +116,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(arguments: argparse.Namespace, tasks: tuple[str, ...]) -> None:
-    from crfield.graphs._chain_inputs import LARGEST_TEMPERATURE, LEAST_TEMPERATURE
+    from crfield.graphs.settings import LARGEST_TEMPERATURE, LEAST_TEMPERATURE
 
-    for name in ("iterations", "k_best", "samples", "threads"):
+    for name in ("max_iter", "k_best", "samples", "threads"):
         if getattr(arguments, name) is not None:
             as_count(getattr(arguments, name), f"--{name.replace('_', '-')}")
     if not LEAST_TEMPERATURE <= arguments.temperature <= LARGEST_TEMPERATURE and (
@@ -135,7 +135,7 @@ def _check_options(arguments: argparse.Namespace, tasks: tuple[str, ...]) -> Non
 
 
 def _solve(graph: FactorGraph, arguments: argparse.Namespace, tasks: tuple[str, ...]) -> Record:
-    from crfield.graphs import infer_graph, k_best_graph, sample_graph
+    from crfield.graphs import infer, k_best, sample
 
     if not graph.is_forest:
         for option, is_given in (
@@ -148,14 +148,14 @@ def _solve(graph: FactorGraph, arguments: argparse.Namespace, tasks: tuple[str, 
                     "leave it out, or observe variables that cut them."
                 )
     options = {
-        "schedule": arguments.schedule, "n_iter": arguments.iterations,
+        "schedule": arguments.schedule, "max_iter": arguments.max_iter,
         "damping": arguments.damping, "tol": arguments.tol, "convex": arguments.convex,
         "threads": arguments.threads,
     }
     record: Record = {}
     if tasks != ("map",):
         t = arguments.temperature
-        result = infer_graph(graph, temperature=t, **options)
+        result = infer(graph, temperature=t, **options)
         log_partition = result.log_partition / t
         record |= {"temperature": t, **_course(result, arguments.convex)}
         if "pr" in tasks:
@@ -174,13 +174,13 @@ def _solve(graph: FactorGraph, arguments: argparse.Namespace, tasks: tuple[str, 
         if "pr" in tasks and record["map"]["energy"] is not None:
             record["map"]["log_probability"] = -record["map"]["energy"] / t - log_partition
     if arguments.k_best:
-        best = k_best_graph(graph, arguments.k_best, threads=arguments.threads)
+        ranked = k_best(graph, arguments.k_best, threads=arguments.threads)
         record["k_best"] = [
             {"energy": float(energy), "states": states.tolist()}
-            for energy, states in zip(best.energies, best.labels, strict=True)
+            for energy, states in zip(ranked.energies, ranked.labels, strict=True)
         ]
     if arguments.samples:
-        record["samples"] = sample_graph(
+        record["samples"] = sample(
             graph, arguments.samples, temperature=arguments.temperature, seed=arguments.seed,
             threads=arguments.threads,
         ).tolist()
@@ -191,10 +191,9 @@ def _most_probable(graph: FactorGraph, options: dict[str, Any]) -> Record:
     """What max-product finds; on loops, if it is a joint state that zeros forbid, variables are
     fixed one after the other, those that are most certain first, until what is left agrees.
     """
-    from crfield.graphs import infer_graph
-    from crfield.graphs.uai import condition
+    from crfield.graphs import best, condition
 
-    first = result = infer_graph(graph, temperature=0.0, **options)
+    first = result = best(graph, **options)
     rounds, left = 0, graph
     while not math.isfinite(result.energy) and rounds < _ROUNDS:
         assert result.min_marginals is not None
@@ -208,7 +207,7 @@ def _most_probable(graph: FactorGraph, options: dict[str, Any]) -> Record:
         try:
             left = condition(left, {int(v): int(result.labels[v]) for v in chosen})
             schedule = "auto" if left.is_forest else options["schedule"]
-            result = infer_graph(left, temperature=0.0, **options | {"schedule": schedule})
+            result = best(left, **options | {"schedule": schedule})
         except InputError:  # these states forbid each other
             break
         rounds += 1
@@ -220,18 +219,18 @@ def _most_probable(graph: FactorGraph, options: dict[str, Any]) -> Record:
     }
 
 
-def _course(result: GraphResult, convex: bool) -> Record:
+def _course(result: Result, convex: bool) -> Record:
     """How inference ended."""
     if result.exact:
         status = "exact"
     elif result.converged:
         how = "reweighted" if convex else "approximate"
-        loops = "" if result.graph.is_forest else f"{how} because of loops, "
+        loops = "" if result.problem.is_forest else f"{how} because of loops, "
         status = f"{loops}converged after {counted(result.n_iter, 'iteration')}"
     else:
         status = (
             f"not converged after {counted(result.n_iter, 'iteration')} (last change "
-            f"{result.residuals[-1]:.2g}); raise --iterations or --damping, or use "
+            f"{result.residuals[-1]:.2g}); raise --max-iter or --damping, or use "
             "--schedule residual"
         )
     return {

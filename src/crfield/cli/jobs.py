@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from crfield._core.validate import InputError
-from crfield.io.images import IMAGE_SUFFIXES, OUTPUT_SUFFIXES, file_stem, file_suffix
+from crfield.io.images import (
+    IMAGE_SUFFIXES,
+    OUTPUT_SUFFIXES,
+    by_stem,
+    file_stem,
+    file_suffix,
+    files_in,
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ def pair_files(
         folder, file = _single_output(output)
         return Pairing([Job(images[0], predictions, folder, file)], {}, [], False)
     folder, file = (output_folder(output), None) if is_batch else _single_output(output)
-    partners = _by_stem(_files(predictions, suffixes))
+    partners = by_stem(_files(predictions, suffixes))
     jobs: list[Job] = []
     failures: dict[Path, str] = {}
     taken: dict[str, Path] = {}
@@ -96,24 +102,13 @@ def _files(path: Path, suffixes: Sequence[str]) -> list[Path]:
     """The file itself, or the files of a folder with one of the suffixes."""
     if not path.is_dir():
         return [path]
-    files = sorted(
-        file
-        for file in path.iterdir()
-        if file.is_file() and file_suffix(file).lower() in suffixes and file.name[0] != "."
-    )
+    files = files_in(path, suffixes)
     if not files:
         raise InputError(
             f"expected files ending in {', '.join(suffixes)} in the folder {path}, but there are "
             "none; check the folder."
         )
     return files
-
-
-def _by_stem(files: Iterable[Path]) -> dict[str, list[Path]]:
-    groups: defaultdict[str, list[Path]] = defaultdict(list)
-    for file in files:
-        groups[file_stem(file)].append(file)
-    return groups
 
 
 def _single_output(output: Path | None) -> tuple[Path, Path | None]:

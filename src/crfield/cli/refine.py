@@ -46,19 +46,19 @@ from crfield.show import pictures
 from crfield.unary.costs import UNKNOWN, given_labels, grid_hint, without_labels
 
 DESCRIPTION = """\
-Refine a segmentation so that its borders follow the edges of the image. Give the image and
-the probabilities of a network (--probs), a coarse label image (--labels) or one in which a few
-pixels are painted (--scribbles). The refined labels are written as IMAGE_refined.png into the
-current folder, or where -o says."""
+Refine a segmentation so that its borders follow the edges of the image. Give the image and the
+output of a network (--probabilities), a coarse label image (--labels) or one in which a few pixels
+are painted (--scribbles). The refined labels are written as IMAGE_refined.png into the current
+folder, or where -o says."""
 EPILOG = """\
 examples:
   crfield refine photo.jpg --labels mask.png --overlay
   crfield refine photo.jpg --labels mask.png --unknown none     a mask of 0 and 255
   crfield refine photo.jpg --scribbles strokes.png --overlay    a few strokes, 255 elsewhere
-  crfield refine photo.jpg --probs softmax.npy --layout channels_first -o refined.png
+  crfield refine photo.jpg --probabilities softmax.npy --layout channels_first -o refined.png
   crfield refine photos/ --labels masks/ -o refined/ --json > report.json
-  crfield refine scan.nii.gz --probs softmax.npy --spatial 1.5 --spatial-weight 1 --bilateral 3 10
-  crfield refine scan.npy --probs softmax.npy --bilateral 3 10 --block 256 -o refined.npy
+  crfield refine scan.nii.gz --probabilities softmax.npy --spatial 1.5 --bilateral 3 10
+  crfield refine scan.npy --probabilities softmax.npy --bilateral 3 10 --block 256 -o refined.npy
 
 Files in folders are matched by their stems: photos/cat.jpg with masks/cat.png."""
 
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     predictions, suffixes = (
         (labels, LABEL_SUFFIXES)
         if labels is not None
-        else (arguments.probs, PROBABILITY_SUFFIXES)
+        else (arguments.probabilities, PROBABILITY_SUFFIXES)
     )
     paired = pair_files(arguments.images, predictions, suffixes, arguments.output)
     inputs = [path for job in paired.jobs for path in (job.image, job.prediction)]
@@ -199,7 +199,7 @@ def _read_prediction(
 ) -> tuple[npt.NDArray[Any], ImageFile]:
     """Labels or probabilities, and the file whose kind the result takes after."""
     palette = _palette(keywords)
-    if hasattr(arguments, "probs"):
+    if hasattr(arguments, "probabilities"):
         layout = keywords.get("layout", "channels_last")
         values = read_probabilities(
             job.prediction, arguments.max_pixels, layout, may_be_foreground=True

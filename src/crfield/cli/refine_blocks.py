@@ -93,7 +93,7 @@ def refine_in_blocks(
 def _open_prediction(job: Job, arguments: argparse.Namespace, keywords: dict[str, Any]) -> Any:
     """Labels or probabilities; label maps that are stored as floats have to be read whole."""
     opened = open_array(job.prediction)
-    if hasattr(arguments, "probs"):
+    if hasattr(arguments, "probabilities"):
         if is_spatial_image(opened):
             keywords.pop("layout", None)  # the labels of a NIfTI file lie along its last axis
         if opened is None:

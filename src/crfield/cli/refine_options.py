@@ -24,7 +24,7 @@ def refine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """Arguments of `crfield.refine` that the user has given, refused where they clash."""
     given = vars(arguments)
     _refuse(given, MODEL_OPTIONS, "model", "--model, which brings its own terms")
-    _refuse(given, LABEL_OPTIONS, "probs", "--probs, which needs no confidence")
+    _refuse(given, LABEL_OPTIONS, "probabilities", "--probabilities, which needs no confidence")
     if "overlap" in given and "block" not in given:
         raise InputError("--overlap has no meaning without --block; add --block or leave it out.")
     _refuse(given, ("layout",), "labels", "--labels, which have no axis of labels")
@@ -49,7 +49,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
         help="image (PNG, JPEG, TIFF, NIfTI, ...), several, or a folder of them")
     prediction = parser.add_mutually_exclusive_group(required=True)
     prediction.add_argument(
-        "--probs", type=Path, metavar="FILE",
+        "--probabilities", type=Path, metavar="FILE",
         help="probabilities of each label: .npy or .npz of shape (H, W, labels), or a folder",
     )
     prediction.add_argument(
@@ -94,7 +94,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--bilateral", type=_positive, nargs=2, metavar=("XY", "RGB"),
         help="distance in pixels and difference in color (of 0 to 255, or in the units of a scan) "
         f"over which similar pixels should agree (default: {_pair('labels')} with --labels, "
-        f"{_pair('scribbles')} with --scribbles, {_pair('probabilities')} with --probs)")
+        f"{_pair('scribbles')} with --scribbles, {_pair('probabilities')} with --probabilities)")
     add("--bilateral-weight", type=float, metavar="W",
         help=f"how much they should {_default('bilateral_weight')}")
     add("--no-spatial", dest="spatial", action="store_const", const=None,

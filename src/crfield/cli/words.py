@@ -9,7 +9,7 @@ _PHRASES = {
     "pass unknown=None": "add --unknown none",
     "raise max_pixels": "raise the limit with --max-pixels",
     "read it as labels": "pass it with --labels",
-    "read it as probabilities": "pass it with --probs",
+    "read it as probabilities": "pass it with --probabilities",
     "choose another port": "choose another with --port",
 }
 _OPTIONS = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
-from crfield.io.images import file_stem, file_suffix
+from crfield.io.images import by_stem, files_in
 from crfield.unary.costs import CUSTOMARY_CONFIDENCE
 
 DESCRIPTION_FILE = "dataset.json"
@@ -122,13 +121,7 @@ def files_by_name(folder: Path, suffixes: Collection[str]) -> dict[str, list[Pat
             f"expected a folder {folder}, but there is none; create it, or name another one in "
             f"{DESCRIPTION_FILE}."
         )
-    with os.scandir(folder) as entries:
-        paths = sorted(folder / entry.name for entry in entries if entry.is_file())
-    found: dict[str, list[Path]] = {}
-    for path in paths:
-        if file_suffix(path).lower() in suffixes and not path.name.startswith("."):
-            found.setdefault(file_stem(path), []).append(path)
-    return found
+    return by_stem(files_in(folder, suffixes))
 
 
 def one_each(found: Mapping[str, list[Any]], names: Iterable[str], what: str) -> dict[str, Any]:

@@ -1,205 +1,153 @@
-"""Exact inference on chains: marginals, labels of least energy, samples.
-
-E(x) = sum_t costs[t, x_t] + sum_t transitions[x_t, x_{t+1}]; P(x) = exp(-E(x) / temperature) / Z.
-
-Every function takes many chains at once: `costs` is a list of arrays (T, L), an array (C, T, L),
-one chain (T, L), or with `lengths` (C,) the rows (N, L) of all chains one after the other.
-`transitions` is (L, L) for all edges, or (N - C, L, L) with a table for each edge (or a list with
-such an array for each chain): a chain of T nodes has T - 1 edges, and they follow each other as the
-chains do. Work is done in float32 if everything is float32 or float16, else in float64 (also for
-longdouble and whole numbers); sums are always formed in float64. No result depends on `threads`.
-"""
+"""Many chains as one problem, one after the other in one array as the compiled core takes them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core import _native
-from crfield._core.threads import thread_count
-from crfield._core.validate import FloatArray, as_count, check_memory
-from crfield.graphs._chain_inputs import (
-    ChainBatch,
-    Labels,
-    Offsets,
-    as_batch,
-    as_labels,
-    as_temperature,
-    check_edges,
-    check_room,
-    sum_bytes,
+from crfield._core.validate import (
+    LARGEST_COST,
+    FloatArray,
+    InputError,
+    as_array,
+    as_floats,
+    check_magnitude,
+    first_index,
 )
 
 Doubles = NDArray[np.float64]
+Offsets = NDArray[np.int64]
+Labels = NDArray[np.int32]
+
+# The compiled core counts the entries of a table in 32 bits.
+MAX_STATES = 46340
 
 
-@dataclass(frozen=True)
-class BestChains:
-    """Labels of least energy; of several the last node takes the lowest, then the one before it.
+class Chains:
+    """Chains of variables with L states each, for `infer`, `best`, `k_best` and `sample`.
+
+    E(x) = sum_t costs[t, x_t] + sum_t transitions[x_t, x_{t+1}]; P(x) = exp(-E(x) / T) / Z.
+
+    costs : a list of (T, L), one per chain; (C, T, L); one chain (T, L); or with `lengths` (C,) the
+        rows (N, L) of all chains one after the other.
+    transitions : (L, L) for all edges, or (N - C, L, L) with a table for each edge, or a list with
+        such an array for each chain: a chain of T nodes has T - 1 edges.
+
+    Work is done in float32 if everything is float32 or float16, else in float64; sums are always
+    formed in float64. Arrays are not copied unless they must be: leave them as they are while
+    results are read.
 
     Attributes
     ----------
-    labels : (N,) int32, chain after chain.
-    energies : (C,) float64.
-    offsets : (C + 1,), chain c has the nodes offsets[c] to offsets[c + 1].
+    costs : (N, L), chain c in rows offsets[c] to offsets[c + 1].
+    offsets : (C + 1,).
+    transitions : (1, L, L), or (N - C, L, L) if `per_edge`.
+    n_chains, n_nodes, n_states : C, N and L.
     """
 
-    labels: Labels
-    energies: Doubles
-    offsets: Offsets
+    def __init__(self, costs: Any, transitions: Any, *, lengths: Any = None) -> None:
+        rows, offsets = join_chains(costs, lengths, "costs", "L")
+        n_nodes, n_states = rows.shape
+        if not 1 <= n_states <= MAX_STATES:
+            raise InputError(
+                f"costs must have between 1 and {MAX_STATES} states, got {n_states}; "
+                "give every node a column for each state."
+            )
+        n_edges = n_nodes - len(offsets) + 1
+        tables = _join_tables(transitions, offsets, n_states)
+        if tables.shape not in ((n_states, n_states), (n_edges, n_states, n_states)):
+            raise InputError(
+                f"transitions must have shape ({n_states}, {n_states}), or ({n_edges}, {n_states}, "
+                f"{n_states}) with a table for each edge, got {tables.shape}; give the cost of "
+                "each pair of successive states."
+            )
+        wide = any(array.dtype.kind != "f" or array.dtype.itemsize > 4 for array in (rows, tables))
+        dtype = np.dtype(np.float64 if wide else np.float32)
+        self._keep(
+            _as_costs(rows, "costs", dtype), offsets,
+            _as_costs(tables, "transitions", dtype).reshape(-1, n_states, n_states),
+            tables.ndim == 3,
+        )
+
+    @classmethod
+    def checked(cls, costs: FloatArray, offsets: Offsets, transitions: FloatArray) -> Chains:
+        """Chains from arrays as the attributes have them, with one table (1, L, L) for all edges.
+
+        costs : (N, L) and offsets : (C + 1,) are taken as they are.
+        """
+        chains = cls.__new__(cls)
+        chains._keep(costs, offsets, transitions, False)
+        return chains
+
+    def _keep(
+        self, costs: FloatArray, offsets: Offsets, transitions: FloatArray, per_edge: bool
+    ) -> None:
+        self.costs, self.offsets = costs, offsets
+        self.transitions, self.per_edge = transitions, per_edge
+        self.n_chains, self.n_nodes = len(offsets) - 1, len(costs)
+        self.n_states = int(costs.shape[1])
+        # What every function of the core takes first.
+        self.arguments = costs, offsets, transitions, per_edge
 
     def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Values (N, ...), one row a node, as a list with one array (T, ...) a chain."""
+        """Values (N, ...), one row per node, as a list with one array (T, ...) per chain."""
         return np.split(values, self.offsets[1:-1])
 
+    def energy(self, labels: Any) -> Doubles:
+        """E(x) = sum_t costs[t, x_t] + sum_t transitions[x_t, x_{t+1}] of each chain, (C,).
 
-@dataclass(frozen=True)
-class ChainResult(BestChains):
-    """What is known about the labels of chains.
+        labels : (N,), or a list of (T,).
+        """
+        return energies_of(self, self.as_labels(labels))
 
-    Attributes
-    ----------
-    labels, energies : as in `BestChains`.
-    log_partition : (C,) float64, T log sum_x exp(-E(x) / T) for temperature T: log Z for T = 1, the
-        negative of the least energy for T = 0.
-    marginals : (N, L), P(x_t = l).
-    transition_marginals : (L, L) float64, the pairwise marginals of all edges of all chains added
-        up: how often a pair of successive states is expected.
-    edge_marginals : (N - C, L, L), P(x_t = k, x_{t+1} = l) of each edge, if asked for.
-    """
+    def as_labels(self, labels: Any) -> Labels:
+        """Checked states (N,) of all nodes, from `labels` (N,) or a list of (T,)."""
+        if isinstance(labels, Sequence) and any(map(_has_axes, labels)):
+            parts = [as_array(part, f"labels[{c}]") for c, part in enumerate(labels)]
+            lengths = np.diff(self.offsets)
+            if len(parts) != len(lengths):
+                raise InputError(
+                    f"labels must hold one array for each of {len(lengths)} chains, got "
+                    f"{len(parts)}; give one state per node."
+                )
+            for c, (part, length) in enumerate(zip(parts, lengths, strict=True)):
+                if part.shape != (length,):
+                    raise InputError(
+                        f"labels[{c}] must have shape ({length},) like its chain, got "
+                        f"{part.shape}; give one state per node."
+                    )
+            array = np.concatenate(parts)
+        else:
+            array = as_array(labels, "labels")
+        if array.shape != (self.n_nodes,) or array.dtype.kind not in "iu":
+            raise InputError(
+                f"labels must be whole numbers of shape ({self.n_nodes},), got {array.dtype} of "
+                f"shape {array.shape}; give one state per node."
+            )
+        bad = (array < 0) | (array >= self.n_states)
+        if bad.any():
+            (index,) = first_index(bad)
+            raise InputError(
+                f"labels must lie between 0 and {self.n_states - 1}, got {array[index]} at index "
+                f"{index}; number the states from 0."
+            )
+        return array.astype(np.int32)
 
-    log_partition: Doubles
-    marginals: FloatArray
-    transition_marginals: Doubles
-    edge_marginals: FloatArray | None = None
-
-
-@dataclass(frozen=True)
-class RankedChains:
-    """The labelings of least energy of each chain, the best first.
-
-    Attributes
-    ----------
-    labels : list of (k, T) int32, an array a chain; fewer rows where there are fewer labelings.
-    energies : list of (k,) float64.
-    """
-
-    labels: list[Labels]
-    energies: list[Doubles]
-
-
-def infer_chains(
-    costs: Any, transitions: Any, *, lengths: Any = None, temperature: float = 1.0,
-    edge_marginals: bool = False, threads: int | None = None,
-) -> ChainResult:
-    """Marginals, partition functions and labels of least energy, exactly (L7, sum-product).
-
-    P(x) = exp(-E(x) / T) / Z, E(x) = sum_t costs[t, x_t] + sum_t transitions[x_t, x_{t+1}].
-
-    costs : a list of (T, L), one a chain; (C, T, L); one chain (T, L); or with `lengths` (C,) the
-        rows (N, L) of all chains one after the other.
-    transitions : (L, L) for all edges, or (N - C, L, L) with a table for each, or a list of these.
-    temperature : 1e-6 to 1e100, or 0, which puts all probability on the labels of least energy.
-    edge_marginals : whether to keep the pairwise marginals of every edge.
-    threads : native threads, None for all cores; no result depends on them.
-    """
-    batch = as_batch(costs, transitions, lengths)
-    value = as_temperature(temperature, may_be_zero=True)
-    best = minimize_batch(batch, threads)
-    edges = None
-    if edge_marginals:
-        check_edges(batch)
-        shape = (batch.n_nodes - batch.n_chains, batch.n_states, batch.n_states)
-        edges = np.zeros(shape, batch.costs.dtype)
-    sums = (
-        sum_batch(batch, value, edges, threads) if value > 0.0 else _certain(batch, best, edges)
-    )
-    return ChainResult(best.labels, best.energies, batch.offsets, *sums, edges)
+    def __repr__(self) -> str:
+        return f"Chains({self.n_chains} chains, {self.n_nodes} nodes, {self.n_states} states)"
 
 
-def best_chains(
-    costs: Any, transitions: Any, *, lengths: Any = None, threads: int | None = None
-) -> BestChains:
-    """Labels of least energy (Viterbi); exact for whole numbers whose sums stay below 2^53.
-
-    Inputs are as for `infer_chains`.
-    """
-    return minimize_batch(as_batch(costs, transitions, lengths), threads)
-
-
-def k_best_chains(
-    costs: Any, transitions: Any, k: int, *, lengths: Any = None, threads: int | None = None
-) -> RankedChains:
-    """The k labelings of least energy of each chain (list Viterbi).
-
-    Equal ones come in the order of their last labels, then of those before. Inputs are as for
-    `infer_chains`.
-    """
-    batch = as_batch(costs, transitions, lengths)
-    asked = as_count(k, "k", 1, (2**31 - 1) // batch.n_states)
-    # No chain has more labelings than this; the exponent is cut where k is reached anyway.
-    count = min(asked, batch.n_states ** min(batch.longest, 31))
-    workers = min(thread_count(threads), batch.n_chains)
-    # What is given back; for each thread the lists of two nodes, and where all entries came from.
-    given = count * (4.0 * batch.n_nodes + 8.0 * batch.n_chains)
-    lists = count * batch.n_states * (16.0 + 4.0 * batch.longest)
-    check_room(
-        batch, thread_count(threads), tables=2, node_bytes=0.0, more=given + workers * lists
-    )
-    labels = np.empty(count * batch.n_nodes, np.int32)
-    energies = np.empty((batch.n_chains, count))
-    _native.k_best_chains(*batch.arguments, labels, energies, thread_count(threads))
-    parts = np.split(labels, count * batch.offsets[1:-1])
-    known = [int(np.isfinite(row).sum()) for row in energies]
-    return RankedChains(
-        [part.reshape(count, -1)[:n] for part, n in zip(parts, known, strict=True)],
-        [row[:n] for row, n in zip(energies, known, strict=True)],
-    )
-
-
-def sample_chains(
-    costs: Any, transitions: Any, *, lengths: Any = None, n_samples: int = 1,
-    temperature: float = 1.0, seed: int = 0, threads: int | None = None,
-) -> Labels:
-    """Independent labels (n_samples, N) drawn from P: filtering forward, sampling backward.
-
-    They depend on the seed, and for each chain on its place in the batch. Inputs are as for
-    `infer_chains`.
-    """
-    batch = as_batch(costs, transitions, lengths)
-    count = as_count(n_samples, "n_samples")
-    value = as_temperature(temperature, may_be_zero=False)
-    number = as_count(seed, "seed", 0, 2**64 - 1)
-    check_memory(4.0 * count * batch.n_nodes, f"{count} samples", "draw fewer samples at a time")
-    check_room(
-        batch, thread_count(threads), tables=4, node_bytes=36.0, more=4.0 * count * batch.n_nodes
-    )
-    labels = np.empty((count, batch.n_nodes), np.int32)
-    _native.sample_chains(*batch.arguments, value, number, labels, thread_count(threads))
-    return labels
-
-
-def chain_energies(
-    costs: Any, transitions: Any, labels: Any, *, lengths: Any = None
-) -> Doubles:
-    """E(x) = sum_t costs[t, x_t] + sum_t transitions[x_t, x_{t+1}] of given labels, (C,).
-
-    labels : (N,), or a list of (T,); other inputs are as for `infer_chains`.
-    """
-    batch = as_batch(costs, transitions, lengths)
-    return energies_of(batch, as_labels(labels, batch))
-
-
-def energies_of(batch: ChainBatch, labels: Labels) -> Doubles:
-    """E(x) of each chain, (C,)."""
-    firsts = edge_starts(batch.offsets)
-    tables = np.arange(len(firsts)) if batch.per_edge else 0
-    costs = batch.costs[np.arange(batch.n_nodes), labels].astype(np.float64)
-    costs[firsts] += batch.transitions[tables, labels[firsts], labels[firsts + 1]]
-    result: Doubles = np.add.reduceat(costs, batch.offsets[:-1])
+def energies_of(chains: Chains, labels: Labels) -> Doubles:
+    """E(x) of each chain, (C,), for checked labels (N,)."""
+    firsts = edge_starts(chains.offsets)
+    tables = np.arange(len(firsts)) if chains.per_edge else 0
+    costs = chains.costs[np.arange(chains.n_nodes), labels].astype(np.float64)
+    costs[firsts] += chains.transitions[tables, labels[firsts], labels[firsts + 1]]
+    result: Doubles = np.add.reduceat(costs, chains.offsets[:-1])
     return result
 
 
@@ -208,40 +156,106 @@ def edge_starts(offsets: Offsets) -> NDArray[np.int64]:
     return np.delete(np.arange(offsets[-1]), offsets[1:] - 1)
 
 
-def sum_batch(
-    batch: ChainBatch, temperature: float, edges: FloatArray | None, threads: int | None
-) -> tuple[Doubles, FloatArray, Doubles]:
-    """`log_partition`, `marginals` and `transition_marginals`; fills `edges` where given."""
-    # Two tables by rows and by columns and the pairs of an edge; rows of four numbers a state.
-    check_room(batch, thread_count(threads), tables=5, node_bytes=36.0, more=sum_bytes(batch))
-    log_partition = np.empty(batch.n_chains)
-    marginals = np.empty_like(batch.costs)
-    counts = np.empty((batch.n_states, batch.n_states))
-    _native.sum_chains(
-        *batch.arguments, temperature, log_partition, marginals, counts, edges,
-        thread_count(threads),
-    )
-    return temperature * log_partition, marginals, counts
+def join_chains(
+    values: Any, lengths: Any, name: str, width: str
+) -> tuple[NDArray[Any], Offsets]:
+    """Rows (N, width) of all chains and their offsets, from a list of arrays or from rows and
+    lengths."""
+    if lengths is None and not isinstance(values, np.ndarray) and isinstance(values, Sequence):
+        parts = [_as_dense(part, f"{name}[{c}]") for c, part in enumerate(values)]
+    else:
+        array = _as_dense(values, name)
+        if lengths is not None:
+            if array.ndim != 2:
+                raise InputError(
+                    f"{name} must have shape (N, {width}) where lengths are given, got "
+                    f"{array.shape}; put all chains one after the other, or leave lengths out."
+                )
+            return array, offsets_of(lengths, len(array), name)
+        parts = list(array) if array.ndim == 3 else [array]
+    if not parts:
+        raise InputError(f"{name} must hold at least one chain, got none; pass a list of arrays.")
+    for c, part in enumerate(parts):
+        where = name if len(parts) == 1 else f"{name}[{c}]"
+        if part.ndim != 2:
+            raise InputError(
+                f"{where} must have shape (T, {width}), got {part.shape}; "
+                "give one row per node, and a list of such arrays for several chains."
+            )
+        if len(part) == 0:
+            raise InputError(
+                f"{where} must have at least one node, got an empty chain; leave that chain out."
+            )
+        if part.shape[1] != parts[0].shape[1]:
+            raise InputError(
+                f"{where} must have as many columns as {name}[0] ({parts[0].shape[1]}), got "
+                f"{part.shape[1]}; give all chains the same columns."
+            )
+    offsets = np.cumsum([0, *map(len, parts)]).astype(np.int64)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts), offsets
 
 
-def minimize_batch(batch: ChainBatch, threads: int | None) -> BestChains:
-    """Labels of least energy of checked chains."""
-    check_room(batch, thread_count(threads), tables=1, node_bytes=4.0, more=4.0 * batch.n_nodes)
-    labels, energies = np.empty(batch.n_nodes, np.int32), np.empty(batch.n_chains)
-    _native.best_chains(*batch.arguments, labels, energies, thread_count(threads))
-    return BestChains(labels, energies, batch.offsets)
+def _as_dense(values: Any, name: str) -> NDArray[Any]:
+    if hasattr(values, "toarray"):  # SciPy's
+        raise InputError(
+            f"{name} must be a dense array, got a sparse {type(values).__name__}; call .toarray()."
+        )
+    return as_array(values, name)
 
 
-def _certain(
-    batch: ChainBatch, best: BestChains, edges: FloatArray | None
-) -> tuple[Doubles, FloatArray, Doubles]:
-    """`sum_batch` at temperature 0."""
-    marginals = np.zeros_like(batch.costs)
-    marginals[np.arange(batch.n_nodes), best.labels] = 1
-    firsts = edge_starts(batch.offsets)
-    counts = np.zeros((batch.n_states, batch.n_states))
-    pairs = best.labels[firsts], best.labels[firsts + 1]
-    np.add.at(counts, pairs, 1.0)
-    if edges is not None:
-        edges[(np.arange(len(firsts)), *pairs)] = 1
-    return -best.energies, marginals, counts
+def offsets_of(lengths: Any, n_nodes: int, name: str) -> Offsets:
+    """Where each chain begins and the last one ends."""
+    counts = as_array(lengths, "lengths")
+    if counts.ndim != 1 or counts.dtype.kind not in "iu" or len(counts) == 0:
+        raise InputError(
+            f"lengths must be whole numbers of shape (C,), C >= 1, got {counts.dtype} of shape "
+            f"{counts.shape}; give the number of nodes of each chain."
+        )
+    if counts.min() < 1:
+        index = int(np.argmax(counts < 1))
+        raise InputError(
+            f"lengths must be at least 1, got {counts[index]} at index {index}; "
+            "leave empty chains out."
+        )
+    if counts.max() > n_nodes or counts.sum(dtype=np.int64) != n_nodes:
+        raise InputError(
+            f"lengths must add up to the {n_nodes} rows of {name}, got {counts.sum()}; "
+            "count the nodes of every chain."
+        )
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _has_axes(part: Any) -> bool:
+    return isinstance(part, Sequence) or bool(getattr(part, "ndim", 0))
+
+
+def _join_tables(transitions: Any, offsets: Offsets, n_states: int) -> NDArray[Any]:
+    """One array, from that or from a list with tables for the edges of each chain."""
+    if not isinstance(transitions, Sequence):
+        return as_array(transitions, "transitions")
+    parts = [as_array(part, f"transitions[{c}]") for c, part in enumerate(transitions)]
+    if all(part.ndim < 3 for part in parts):
+        return as_array(transitions, "transitions")
+    counts = np.diff(offsets) - 1
+    if len(parts) != len(counts):
+        raise InputError(
+            f"transitions must hold one array for each of {len(counts)} chains, got {len(parts)}; "
+            "give a chain of T nodes T - 1 tables."
+        )
+    for c, (part, count) in enumerate(zip(parts, counts, strict=True)):
+        if part.shape != (count, n_states, n_states):
+            raise InputError(
+                f"transitions[{c}] must have shape {(int(count), n_states, n_states)}, a table for "
+                f"each edge of its chain, got {part.shape}; give a chain of T nodes T - 1 tables."
+            )
+    return np.concatenate(parts)
+
+
+def _as_costs(array: NDArray[Any], name: str, dtype: np.dtype[Any]) -> FloatArray:
+    if array.dtype == dtype and array.flags.c_contiguous and array.size:
+        largest = _native.largest(array.reshape(1, -1), 1)
+        if largest <= LARGEST_COST:  # False for NaN
+            return array
+    costs = as_floats(array, name, dtype)
+    check_magnitude(costs, name)
+    return costs

@@ -22,19 +22,17 @@ from crfield._core.validate import (
     InputError,
     as_choice,
     as_count,
-    as_damping,
     as_floats,
     as_positive_number,
     as_scalar,
     check_finite,
     shown,
 )
-from crfield.graphs._chain_inputs import ChainBatch, Labels, join_chains
-from crfield.graphs._graph_checks import Doubles, as_variables
-from crfield.graphs.chains import minimize_batch, sum_batch
-from crfield.graphs.factors import GridFactors
+from crfield.graphs.chains import Chains, Labels, join_chains
+from crfield.graphs.engines.chains import minimize_chains, sum_chains
+from crfield.graphs.factors import Doubles, GridFactors, as_variables
 from crfield.graphs.feature_graph import FeatureGraph, FeatureTerm, Weights
-from crfield.graphs.graph_results import GraphResult
+from crfield.graphs.inference import infer
 from crfield.graphs.log_linear import (
     MINI_BATCHES,
     TRAININGS,
@@ -48,9 +46,11 @@ from crfield.graphs.log_linear import (
     chain_batch,
     largest_cost,
 )
-from crfield.graphs.propagation import infer_graph
+from crfield.graphs.results import Result
+from crfield.graphs.settings import Propagation
 
 DECODINGS = ("map", "marginals")
+DEFAULT_INFERENCE = Propagation()
 LARGEST_FEATURE, LARGEST_PENALTY = 1e100, 1e30
 
 Shape = tuple[int, ...]
@@ -243,16 +243,16 @@ class ChainClassifier(_LogLinearClassifier):
 
     def predict(self, X: Any) -> list[NDArray[Any]]:
         """The most probable labels of each chain as a whole, a list of (T,)."""
-        best = minimize_batch(self._batch(X), self.threads)
-        return best.split(self.classes_[best.labels])
+        batch = self._batch(X)
+        return batch.split(self.classes_[minimize_chains(batch, self.threads)[0]])
 
     def predict_proba(self, X: Any) -> list[Doubles]:
         """The marginals of each node's labels, a list of (T, L)."""
         batch = self._batch(X)
-        _, marginals, _ = sum_batch(batch, 1.0, None, self.threads)
-        return np.split(marginals, batch.offsets[1:-1])
+        _, marginals, _ = sum_chains(batch, 1.0, None, self.threads)
+        return batch.split(marginals)
 
-    def _batch(self, X: Any) -> ChainBatch:
+    def _batch(self, X: Any) -> Chains:
         self._check_fitted("coef_")
         (features, offsets), _ = self._read(X)
         self._check_features(features.shape[1])
@@ -261,28 +261,6 @@ class ChainClassifier(_LogLinearClassifier):
             batch = chain_batch(features, offsets, weights)
         _check_scores(float(np.abs(batch.costs).max()))
         return batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Propagation:
-    """How belief propagation on loops is done as a part of something larger, see `infer_graph`.
-
-    max_iter : most iterations.
-    damping : share of an old message, as a cost, that stays, within [0, 1).
-    tol : the largest change of a message to stop at.
-    convex : whether log Z of graphs with loops is the convex upper bound of reweighted propagation,
-        so that learning has one optimum and cannot run away; else Bethe's approximation.
-    """
-
-    max_iter: int = 1000
-    damping: float = 0.2
-    tol: float = 1e-4
-    convex: bool = True
-
-    def __post_init__(self) -> None:
-        as_count(self.max_iter, "max_iter")
-        as_damping(self.damping)
-        as_positive_number(self.tol, "tol")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -296,7 +274,7 @@ class _LoopyClassifier(_LogLinearClassifier):
     max_iter: int = 100
     tol: float = 1e-2
     decode: str = "map"
-    inference: Propagation = Propagation()
+    inference: Propagation = DEFAULT_INFERENCE
 
     @abstractmethod
     def _pair_terms(self) -> list[bool]:
@@ -344,7 +322,7 @@ class _LoopyClassifier(_LogLinearClassifier):
             for result, shape in self._infer(X, 1.0)
         ]
 
-    def _infer(self, X: Any, temperature: float) -> list[tuple[GraphResult, Shape]]:
+    def _infer(self, X: Any, temperature: float) -> list[tuple[Result, Shape]]:
         self._check_fitted("coef_")
         weights = (-self.coef_.T, -self.intercept_[None], *(-part for part in self.pair_coef_))
         samples, shapes = self._read(X)
@@ -366,11 +344,11 @@ class _LoopyClassifier(_LogLinearClassifier):
                 largest_cost(w, term.largest) for term, w in zip(terms, weights, strict=True)
             ))
             graph = _with_states(terms, len(self.classes_)).graph(weights)
-            out.append((infer_graph(graph, **self._inference(temperature)), shape))
+            out.append((infer(graph, **self._inference(temperature)), shape))
         return out
 
     def _inference(self, temperature: float) -> dict[str, Any]:
-        """Arguments of `infer_graph`."""
+        """Arguments of `infer`."""
         how = self.inference
         if not isinstance(how, Propagation):
             raise InputError(
@@ -378,7 +356,7 @@ class _LoopyClassifier(_LogLinearClassifier):
                 "Propagation(max_iter=...)."
             )
         return {
-            "temperature": temperature, "n_iter": how.max_iter, "damping": how.damping,
+            "temperature": temperature, "max_iter": how.max_iter, "damping": how.damping,
             "tol": how.tol, "convex": how.convex, "threads": self.threads,
         }
 

@@ -15,20 +15,21 @@ from crfield._core import _native
 from crfield._core.validate import (
     LARGEST_COST,
     InputError,
+    as_array,
+    as_choice,
     as_count,
+    as_floats,
     check_memory,
+    first_index,
     shown,
 )
-from crfield.graphs._graph_checks import (
-    Doubles,
-    Variables,
-    as_cost_array,
-    as_numbers,
-    as_one_each,
-    as_variables,
-    check_not_below_zero,
-)
 
+Doubles = NDArray[np.float64]
+Variables = NDArray[np.int32]
+
+COMPOSITIONS = ("sum", "min")
+
+_DOUBLE = np.dtype(np.float64)
 _ALL = slice(None)
 
 
@@ -170,7 +171,7 @@ class PottsFactors(_PairFactors):
 class DistanceFactors(_PairFactors):
     """cost(x, y) = min(weight |x - y|^power, ceiling): truncated linear or quadratic, no tables.
 
-    Max-product takes O(L) a message (distance transforms), sum-product O(L^2).
+    Max-product takes O(L) per message (distance transforms), sum-product O(L^2).
 
     edges : (M, 2) variables with equally many states, whose order means something.
     weights : >= 0, one or (M,).
@@ -317,6 +318,203 @@ class GridFactors(Factors):
             return PottsFactors(self.edges[rows], weights[rows])
         n_states = np.full(1, len(known[0]))
         return TableFactors(self.edges[rows], self.tables(n_states, rows))
+
+
+class PatternFactors(Factors):
+    """High-order patterns over binary variables (CHOPP eq. 4), at inference's own temperature T.
+
+    "sum" costs -T sum_j log(1 + exp((c_j + w_j'y) / T)), a free hidden unit for each j; "min"
+    -T log sum_j exp((c_j + w_j'y) / T), exactly one of them active. At T = 0 both take maxima.
+
+    variables : (M, K).
+    weights : w (J, K) for all factors, or (M, J, K).
+    biases : c (J,) or (M, J).
+    composition : "sum" or "min".
+    """
+
+    def __init__(self, variables: Any, weights: Any, biases: Any, composition: str = "sum"):
+        joined = as_variables(variables)
+        n_factors, arity = joined.shape
+        self.composition = as_choice(composition, "composition", COMPOSITIONS)
+        w = as_numbers(weights, "weights")
+        if w.ndim not in (2, 3) or w.shape[-1] != arity or w.size == 0 or (
+            w.ndim == 3 and len(w) != n_factors
+        ):
+            raise InputError(
+                f"weights must have shape (J, {arity}) or ({n_factors}, J, {arity}), got {w.shape};"
+                " give every variable of a factor a weight."
+            )
+        c = as_numbers(biases, "biases")
+        if c.shape != w.shape[:-1]:
+            raise InputError(
+                f"biases must have shape {w.shape[:-1]} like the units of weights, got {c.shape}; "
+                "give every unit a bias."
+            )
+        self.shared = w.ndim == 2
+        self.weights, self.biases = w, c
+        n_units = w.shape[-2]
+        if self.composition == "sum":  # a factor of its own for each unit
+            check_memory(
+                12.0 * n_factors * n_units * arity, f"{n_units} free units for each of {n_factors} "
+                "factors", "use fewer factors or units",
+            )
+            joined = np.repeat(joined, n_units, 0)
+            w, c = (
+                (np.tile(part, (n_factors, *[1] * (part.ndim - 1))) if self.shared else part)
+                for part in (w, c)
+            )
+            self._units = 1, w.reshape(-1), c.reshape(-1), False
+        else:
+            self._units = n_units, w.reshape(-1), c.reshape(-1), self.shared
+        self._arity = arity
+        self.variables = joined.reshape(-1)
+        self.starts = arity * np.arange(len(joined) + 1, dtype=np.int64)
+
+    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full(len(self.variables), 2)
+
+    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+        n_units, weights, biases, shared = self._units
+        return _native.pattern_factors(
+            len(self), n_units, self._arity, weights, biases, shared, self.composition == "sum"
+        )
+
+
+class RayFactors(Factors):
+    """-log(sum_i o_i prod_{j < i} (1 - o_j) s_i + s_inf prod_i (1 - o_i)), see `RayModel`.
+
+    For millions of voxels a `RayModel` is faster; here rays may be mixed with other factors.
+
+    offsets : (M + 1,), variables : (S,) binary ones of each ray in order, at least one per ray.
+    scores : (S,) >= 0.
+    empty_scores : >= 0, one or (M,).
+    """
+
+    def __init__(self, offsets: Any, variables: Any, scores: Any, empty_scores: Any = 0.0):
+        starts = as_array(offsets, "offsets")
+        joined = as_array(variables, "variables")
+        if starts.ndim != 1 or starts.dtype.kind not in "iu" or len(starts) == 0:
+            raise InputError(
+                f"offsets must be whole numbers of shape (M + 1,), got {starts.dtype} of shape "
+                f"{starts.shape}; say where the variables of each ray begin."
+            )
+        self.starts = starts.astype(np.int64)
+        if self.starts[0] != 0 or self.starts[-1] != joined.size:
+            raise InputError(
+                f"offsets must run from 0 to the {joined.size} variables, got {starts[0]} to "
+                f"{starts[-1]}; match both."
+            )
+        falls = np.diff(self.starts) < 1
+        if falls.any():
+            ray = int(np.argmax(falls))
+            raise InputError(
+                f"offsets must rise, got {starts[ray]} and then {starts[ray + 1]} at ray {ray}; "
+                "list the rays one after the other, and leave empty ones out."
+            )
+        self.variables = as_variables(joined.reshape(-1, 1)).reshape(-1)
+        rays = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+        order = np.lexsort((self.variables, rays))
+        twice = (np.diff(self.variables[order]) == 0) & (np.diff(rays[order]) == 0)
+        if twice.any():
+            raise InputError(
+                f"a ray must meet every variable once, got ray {rays[order][:-1][twice][0]} twice "
+                f"at {self.variables[order][:-1][twice][0]}; leave repetitions out."
+            )
+        costs = []
+        for values, n, name in (
+            (scores, len(self.variables), "scores"), (empty_scores, len(self), "empty_scores")
+        ):
+            found = as_one_each(values, n, name)
+            check_not_below_zero(found, name)
+            with np.errstate(divide="ignore"):
+                costs.append(-np.log(found))
+        self.costs, self.empty_costs = costs
+
+    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full(len(self.variables), 2)
+
+    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+        return _native.ray_factors(self.starts, self.costs, self.empty_costs)
+
+
+def as_numbers(values: Any, name: str) -> Doubles:
+    """Finite float64 numbers, C-contiguous."""
+    array: Doubles = as_floats(values, name, _DOUBLE).astype(np.float64, copy=True)
+    largest = float(np.abs(array).max(initial=0.0))
+    if largest > LARGEST_COST:
+        raise InputError(
+            f"{name} must not exceed {LARGEST_COST:g} in magnitude, got {largest:.3g}; "
+            "a cost of 1e6 forbids a state just as well."
+        )
+    return array
+
+
+def as_cost_array(values: Any, name: str) -> Doubles:
+    """float64 costs, infinity where a state is forbidden."""
+    array = np.array(as_array(values, name), np.float64, order="C")  # a copy: callers go on
+    bad = np.isnan(array) | (array < -LARGEST_COST) | ((array > LARGEST_COST) & np.isfinite(array))
+    if bad.any():
+        index = first_index(bad)
+        raise InputError(
+            f"{name} must be within {LARGEST_COST:g}, or infinite for what is forbidden, got "
+            f"{array[index]:g} at index {index}; replace such values."
+        )
+    return array
+
+
+def as_one_each(
+    values: Any, n: int, name: str, *, may_be_infinite: bool = False
+) -> Doubles:
+    """(n,) numbers, from one for all or one for each."""
+    array = as_cost_array(values, name) if may_be_infinite else as_numbers(values, name)
+    if array.shape not in ((), (n,)):
+        raise InputError(
+            f"{name} must be one number or have shape ({n},), got {array.shape}; "
+            "give one for each factor."
+        )
+    return np.ascontiguousarray(np.broadcast_to(array, (n,)))
+
+
+def check_not_below_zero(array: Doubles, name: str) -> None:
+    """Refuse negative numbers."""
+    bad = array < 0
+    if bad.any():
+        index = first_index(bad)
+        raise InputError(
+            f"{name} must not be negative, got {array[index]:g} at index {index}; "
+            "use 0 or more."
+        )
+
+
+def as_variables(values: Any, order: int | None = None, name: str = "variables") -> Variables:
+    """(M, K) numbers of variables, all different in a row."""
+    array = as_array(values, name)
+    expected = "(M, K)" if order is None else f"(M, {order})"
+    if array.size == 0 and array.ndim < 2:
+        array = array.reshape(0, order or 1).astype(np.int32)
+    if array.ndim != 2 or array.dtype.kind not in "iu" or order not in (None, array.shape[1]):
+        raise InputError(
+            f"{name} must be whole numbers of shape {expected}, got {array.dtype} of shape "
+            f"{array.shape}; number the variables from 0 and give each factor a row."
+        )
+    if array.shape[1] == 0:
+        raise InputError(f"{name} must have at least one column, got none; name some variables.")
+    bad = (array < 0) | (array > np.iinfo(np.int32).max - 1)
+    if bad.any():
+        index = first_index(bad)
+        raise InputError(
+            f"{name} must be numbered from 0, got {array[index]} at index {index}; "
+            "use the places of the variables in costs."
+        )
+    in_order = np.sort(array, 1)
+    twice = (in_order[:, 1:] == in_order[:, :-1]).any(1)
+    if twice.any():
+        row = int(np.argmax(twice))
+        raise InputError(
+            f"{name} of a factor must differ, got {array[row].tolist()} in row {row}; "
+            "make it a cost of that variable alone."
+        )
+    return np.array(array, np.int32, order="C")
 
 
 def _plane(values: Any, shape: tuple[int, int], name: str) -> Doubles:

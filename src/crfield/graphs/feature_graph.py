@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import InputError, as_array, as_floats, check_memory, shown
-from crfield.graphs._graph_checks import Doubles, Variables, as_numbers, as_variables
-from crfield.graphs.factor_graph import FactorGraph, check_graph
-from crfield.graphs.factors import TableFactors
-from crfield.graphs.graph_results import GraphResult
-from crfield.graphs.propagation import infer_graph
+from crfield.graphs.factors import Doubles, TableFactors, Variables, as_numbers, as_variables
+from crfield.graphs.graph import FactorGraph, check_graph
+from crfield.graphs.inference import infer
+from crfield.graphs.results import Result
 
 Weights = tuple[Doubles, ...]
 
@@ -229,7 +228,7 @@ class LogLinearLoss:
     value: float
     observed: Weights
     expected: Weights
-    result: GraphResult
+    result: Result
 
     @property
     def gradient(self) -> Weights:
@@ -239,7 +238,7 @@ class LogLinearLoss:
 
 def log_linear_loss(
     data: FeatureGraph, weights: Weights, labels: NDArray[np.int32], *,
-    like: GraphResult | None = None, **inference: Any,
+    like: Result | None = None, **inference: Any,
 ) -> LogLinearLoss:
     """L(W) = E(labels) + log Z and its gradient, exact on forests (L7, log-linear models).
 
@@ -249,17 +248,17 @@ def log_linear_loss(
     weights : (D, L_1, ..., L_K) for each term.
     labels : (N,) true states.
     like : the result of an inference on the same graph with other weights, to save work.
-    inference : settings of `infer_graph`.
+    inference : settings of `infer`.
     """
-    if not isinstance(data, FeatureGraph) or not isinstance(like, GraphResult | None):
+    if not isinstance(data, FeatureGraph) or not isinstance(like, Result | None):
         raise InputError(
-            "data must be a FeatureGraph, and like a GraphResult or None, got "
+            "data must be a FeatureGraph, and like a Result or None, got "
             f"{type(data).__name__} and {type(like).__name__}; build a FeatureGraph of terms."
         )
     weights = data.as_weights(weights)
-    graph = data._graph(weights, None if like is None else like.graph)
-    labels = graph.as_states(labels)
-    result = infer_graph(graph, **inference)
+    graph = data._graph(weights, None if like is None else like.problem)
+    labels = graph.as_labels(labels)
+    result = infer(graph, **inference)
     observed, expected = [], []
     pair = 0
     for term, w in zip(data.terms, weights, strict=True):

@@ -19,17 +19,10 @@ from numpy.typing import NDArray
 
 from crfield._core.optimize import Batches, Evaluate, minimize
 from crfield._core.validate import LARGEST_COST, FloatArray, InputError
-from crfield.graphs._chain_inputs import (
-    ChainBatch,
-    Labels,
-    Offsets,
-    as_batch,
-    as_labels,
-    check_edges,
-)
-from crfield.graphs.chains import Doubles, edge_starts, energies_of, sum_batch
+from crfield.graphs.chains import Chains, Doubles, Labels, Offsets, edge_starts, energies_of
+from crfield.graphs.engines.chains import empty_edges, sum_chains
 from crfield.graphs.feature_graph import FeatureGraph, Weights, log_linear_loss
-from crfield.graphs.graph_results import GraphResult
+from crfield.graphs.results import Result
 
 MINI_BATCHES = ("adam", "sgd")
 
@@ -56,23 +49,21 @@ class ChainLoss:
 def chain_loss(
     costs: Any, transitions: Any, labels: Any, *, lengths: Any = None, threads: int | None = None
 ) -> ChainLoss:
-    """-log P(labels) = E(labels) + log Z and its exact gradient; inputs as in `infer_chains`.
+    """-log P(labels) = E(labels) + log Z and its exact gradient; inputs as for `Chains`.
 
     labels : (N,) true states, or a list of (T,).
+    threads : native threads, None for all cores.
     """
-    batch = as_batch(costs, transitions, lengths)
-    return _loss_of(batch, as_labels(labels, batch), threads)
+    batch = Chains(costs, transitions, lengths=lengths)
+    return _loss_of(batch, batch.as_labels(labels), threads)
 
 
-def _loss_of(batch: ChainBatch, labels: Labels, threads: int | None) -> ChainLoss:
+def _loss_of(batch: Chains, labels: Labels, threads: int | None) -> ChainLoss:
     """`chain_loss` of checked chains."""
     n_states = batch.n_states
     firsts = edge_starts(batch.offsets)
-    edges = None
-    if batch.per_edge:
-        check_edges(batch)
-        edges = np.empty((len(firsts), n_states, n_states), batch.costs.dtype)
-    log_partition, marginals, counts = sum_batch(batch, 1.0, edges, threads)
+    edges = empty_edges(batch) if batch.per_edge else None
+    log_partition, marginals, counts = sum_chains(batch, 1.0, edges, threads)
     value = float(energies_of(batch, labels).sum() + log_partition.sum())
     by_costs = np.negative(marginals, out=marginals)
     by_costs[np.arange(batch.n_nodes), labels] += 1
@@ -114,11 +105,11 @@ class Examples(Protocol):
         first all terms of single variables, then each term of several that has features."""
 
 
-def chain_batch(features: Doubles, offsets: Offsets, weights: Weights) -> ChainBatch:
+def chain_batch(features: Doubles, offsets: Offsets, weights: Weights) -> Chains:
     """The costs of chains with features (N, F): W (F, L), b (1, L) and A (1, L, L)."""
     costs = np.ascontiguousarray(features @ weights[0])
     costs += weights[1]
-    return ChainBatch(costs, offsets, np.ascontiguousarray(weights[2]), False)
+    return Chains.checked(costs, offsets, np.ascontiguousarray(weights[2]))
 
 
 @dataclass(frozen=True)
@@ -179,7 +170,7 @@ class GraphExamples:
     """Graphs, one per example, with labels (N,) of each.
 
     symmetric : of each term whether W[d, k, l] = W[d, l, k].
-    inference : settings of `infer_graph`.
+    inference : settings of `infer`.
 
     Belief propagation on loops may have several fixed points. It always starts from the same
     messages here, so that the loss is a function of the weights alone.
@@ -192,7 +183,7 @@ class GraphExamples:
         self.graphs, self.labels, self.shapes = graphs, labels, shapes
         self.symmetric, self.inference = symmetric, inference
         self._all = self._join(range(len(graphs)))
-        self.last: GraphResult | None = None
+        self.last: Result | None = None
 
     def __len__(self) -> int:
         return len(self.graphs)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,6 +88,24 @@ def file_stem(path: Path) -> str:
 def file_suffix(path: Path) -> str:
     """Suffix as it is written in the name, where `.nii.gz` counts as one."""
     return path.name[-7:] if path.name.lower().endswith(".nii.gz") else path.suffix
+
+
+def files_in(folder: Path, suffixes: Collection[str]) -> list[Path]:
+    """Files of a folder that end in one of `suffixes`, sorted, without hidden ones."""
+    with os.scandir(folder) as entries:
+        paths = sorted(folder / entry.name for entry in entries if entry.is_file())
+    return [
+        path for path in paths
+        if file_suffix(path).lower() in suffixes and not path.name.startswith(".")
+    ]
+
+
+def by_stem(files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Files by their stems, in the order in which they come."""
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        found.setdefault(file_stem(file), []).append(file)
+    return found
 
 
 def read_image(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:

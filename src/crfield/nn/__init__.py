@@ -18,9 +18,9 @@ from crfield.nn.losses import (
     PairwiseEnergy,
     RobustLogLikelihood,
 )
-from crfield.nn.structured.grids import GridBeliefs, GridCRF, propagate_grid
-from crfield.nn.structured.propagation import GraphBeliefs, propagate_graph
-from crfield.nn.structured.rays import RayBeliefs, expected_depth_error, pad_rays, propagate_rays
+from crfield.nn.structured.graphs import propagate_graph
+from crfield.nn.structured.grids import GridCRF, propagate_grid
+from crfield.nn.structured.rays import expected_depth_error, pad_rays, propagate_rays
 from crfield.nn.structured.trees import (
     ChainCRF,
     TreeCRF,
@@ -36,13 +36,10 @@ __all__ = [
     "ChainCRF",
     "DenseCRF",
     "ExpectedHamming",
-    "GraphBeliefs",
-    "GridBeliefs",
     "GridCRF",
     "IntersectionOverUnion",
     "LogLikelihood",
     "PairwiseEnergy",
-    "RayBeliefs",
     "RobustLogLikelihood",
     "TreeCRF",
     "expected_depth_error",

@@ -2,16 +2,14 @@
 
 from crfield.patterns.convolutional import ConvolutionalPatterns
 from crfield.patterns.hidden import HiddenPosterior
-from crfield.patterns.inference import infer
+from crfield.patterns.inference import PatternResult, PatternStatus, infer
 from crfield.patterns.inputs import EIGHT_NEIGHBORS, FOUR_NEIGHBORS, PatternInputs
 from crfield.patterns.learning import PatternLearningResult, learn_patterns
 from crfield.patterns.measures import mask_scores
-from crfield.patterns.model import PatternCRF
-from crfield.patterns.multilabel import MultiLabelPatternCRF
+from crfield.patterns.model import MultiLabelPatternCRF, PatternCRF
 from crfield.patterns.potential import PatternPotential, Patterns
 from crfield.patterns.pretraining import PretrainedPatterns, pretrain
 from crfield.patterns.relaxation import RelaxationResult, relax
-from crfield.patterns.results import PatternResult, PatternStatus
 from crfield.patterns.rother import DeviationPatterns
 from crfield.patterns.sampling import Chains, sample
 from crfield.patterns.tradeoffs import Evaluation, Tradeoffs, choose_tradeoffs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,22 @@ from crfield._core.validate import (
     as_count,
     as_floats,
     as_scalar,
+    first_index,
     shown,
 )
-from crfield.patterns.variability import check_binary
 
-Temperature = float | Literal["zero"]
+
+def check_binary(array: NDArray[Any], name: str) -> None:
+    """Refuse other numbers than 0 and 1 in an array of any shape; messages call it `name`."""
+    if array.dtype.kind == "b":
+        return
+    bad = array > 1 if array.dtype.kind == "u" else (array != 0) & (array != 1)
+    if bad.any():
+        index = first_index(bad)
+        raise InputError(
+            f"{name} must hold only 0 and 1, got {array[index]} at index {index}; "
+            "threshold it or pick one class first."
+        )
 
 
 def as_masks(values: Any, n_visible: int, name: str = "y") -> NDArray[Any]:
@@ -27,7 +38,7 @@ def as_masks(values: Any, n_visible: int, name: str = "y") -> NDArray[Any]:
     array = as_array(values, name)
     if array.ndim < 2 or math.prod(array.shape[1:]) != n_visible:
         raise InputError(
-            f"{name} must have shape (B, {n_visible}), one row of labels an image, got "
+            f"{name} must have shape (B, {n_visible}), one row of labels per image, got "
             f"{array.shape}; a single image needs a leading axis of 1."
         )
     check_binary(array, name)
@@ -39,7 +50,7 @@ def as_rows(values: Any, width: int, name: str, dtype: np.dtype[Any]) -> FloatAr
     array = as_floats(values, name, dtype)
     if array.ndim != 2 or array.shape[1] != width:
         raise InputError(
-            f"{name} must have shape (B, {width}), one row an image, got {array.shape}; "
+            f"{name} must have shape (B, {width}), one row per image, got {array.shape}; "
             "check what it was computed for."
         )
     return array
@@ -52,7 +63,7 @@ def as_vector(values: Any, length: int, name: str, dtype: np.dtype[Any]) -> Floa
         array = np.full(length, array, dtype)
     if array.shape != (length,):
         raise InputError(
-            f"{name} must have shape ({length},), got {array.shape}; give one number an entry."
+            f"{name} must have shape ({length},), got {array.shape}; give one number per entry."
         )
     return array
 
@@ -68,27 +79,17 @@ def as_grid(value: Any, name: str = "grid") -> tuple[int, int]:
     return as_count(height, f"{name}[0]"), as_count(width, f"{name}[1]")
 
 
-def as_temperature(value: Any) -> Temperature:
-    """A number T > 0 or the word "zero"."""
-    if isinstance(value, str) and value == "zero":
-        return "zero"
+def as_temperature(value: Any) -> float:
+    """A number T >= 0."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not 0 < number < math.inf:
+    if not 0 <= number < math.inf:
         raise InputError(
-            f"temperature must be a positive number or 'zero', got {shown(value)}; "
-            "use 1 to sum the hidden units out and 'zero' to maximize them out."
+            f"temperature must be a number from 0, got {shown(value)}; "
+            "use 1 to sum the hidden units out and 0 to maximize them out."
         )
-    return number
-
-
-def as_positive_scalar(value: Any, name: str) -> float:
-    """A number above 0."""
-    number = as_scalar(value, name)
-    if number <= 0:
-        raise InputError(f"{name} must be positive, got {number:g}; use a small number above 0.")
     return number
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import FloatArray, check_memory
-from crfield.patterns._soft import (
+from crfield.patterns.hidden import (
     Array,
     relative_weights,
     soft_excess,

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import FloatArray
-from crfield.patterns._soft import relative_weights, soft_excess, soft_maximum, soft_threshold
-from crfield.patterns.cardinality import AtMost
+
+Array = NDArray[np.float64]
 
 
 class HiddenRule(Protocol):
@@ -74,7 +74,7 @@ class ExactlyOne:
     def sample(
         self, a: FloatArray, temperature: float, rng: np.random.Generator
     ) -> NDArray[np.uint8]:
-        """One categorical draw a row."""
+        """One categorical draw per row."""
         if temperature > 0:
             a = a + temperature * rng.gumbel(size=a.shape)
         return np.asarray(np.arange(a.shape[1]) == a.argmax(1)[:, None], np.uint8)
@@ -106,13 +106,31 @@ def posterior(rule: HiddenRule, a: FloatArray, temperature: float) -> HiddenPost
     return HiddenPosterior(expected, rule.log_partition(a, temperature) - _rowwise(a, expected))
 
 
-def hidden_rule(composition: str, max_active: int | None, n_hidden: int) -> HiddenRule:
-    """The rule that the words stand for; a limit that all units keep to is none."""
-    if composition == "min":
-        return ExactlyOne()
-    return AnyNumber() if max_active is None or max_active >= n_hidden else AtMost(max_active)
-
-
 def _rowwise(a: FloatArray, b: FloatArray) -> NDArray[np.float64]:
     """Dot products of rows, (B,), summed in float64."""
     return np.asarray(np.einsum("bj,bj->b", a, b, dtype=np.float64))
+
+
+def soft_threshold(x: NDArray[Any], temperature: float) -> Array:
+    """sigmoid(x / T)."""
+    with np.errstate(over="ignore"):
+        return np.asarray(0.5 + 0.5 * np.tanh(np.multiply(x, 0.5, dtype=np.float64) / temperature))
+
+
+def soft_excess(x: NDArray[Any], temperature: float) -> Array:
+    """T log(1 + exp(-|x| / T)), by which T softplus(x / T) exceeds max(x, 0)."""
+    with np.errstate(over="ignore"):
+        small = np.exp(-np.abs(x, dtype=np.float64) / temperature)
+    return np.asarray(temperature * np.log1p(small))
+
+
+def relative_weights(x: NDArray[Any], temperature: float) -> Array:
+    """exp(x / T) divided by the largest of the row."""
+    with np.errstate(over="ignore"):
+        shifted = np.subtract(x, x.max(1, keepdims=True), dtype=np.float64) / temperature
+    return np.asarray(np.exp(shifted))
+
+
+def soft_maximum(x: NDArray[Any], temperature: float) -> Array:
+    """T log sum_j exp(x_j / T) of each row."""
+    return np.asarray(x.max(1) + temperature * np.log(relative_weights(x, temperature).sum(1)))

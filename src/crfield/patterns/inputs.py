@@ -60,7 +60,7 @@ class PatternInputs:
             features = as_floats(self.features, "features")
             if features.ndim != 2 or len(features) != len(costs):
                 raise InputError(
-                    f"features must have shape ({len(costs)}, F), one row an image, got "
+                    f"features must have shape ({len(costs)}, F), one row per image, got "
                     f"{features.shape}; flatten what belongs to one image."
                 )
             object.__setattr__(self, "features", features)
@@ -75,7 +75,7 @@ class PatternInputs:
             raise InputError(
                 f"pairwise must have shape ({n}, K, 2, {grid[0]}, {grid[1]}) with K types of terms "
                 f"(4 instead of 2 for 8 neighbors), got {pairwise.shape}; "
-                "give one cost an edge to the right and one an edge below."
+                "give one cost per edge to the right and one per edge below."
             )
         check_magnitude(pairwise, "pairwise")
         check_not_negative(
@@ -172,14 +172,14 @@ def disagreement_costs(labels: NDArray[Any], weights: FloatArray) -> NDArray[np.
 def _as_maps(
     maps: Any, name: str, kind: str, n: int, grid: tuple[int, ...]
 ) -> list[NDArray[Any]]:
-    """A map an image for pairwise terms of a kind, each of the size of the costs."""
+    """A map per image for pairwise terms of a kind, each of the size of the costs."""
     try:
         found = [as_array(each, name) for each in maps]
     except TypeError:  # no sequence at all
         found = []
     if len(found) != n:
         raise InputError(
-            f"{kind} terms need one map an image ({n}), got "
+            f"{kind} terms need one map per image ({n}), got "
             f"{'none' if maps is None else len(found)}; pass them, or leave {kind!r} out of kinds."
         )
     for number, each in enumerate(found):

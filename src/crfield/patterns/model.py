@@ -1,13 +1,18 @@
-"""CRFs with pattern potentials on binary label maps (CHOPP section 4.1).
+"""CRFs with pattern potentials on label maps (CHOPP sections 4.1 and 6).
 
     E(y | x) = l^u sum_i u_i(y_i) + sum_k l_k sum_ij p^k_ij [y_i != y_j] - b'y + f(y; T)   (eq. 5)
 
-in costs, P(y | x) = exp(-E) / Z, so that the Potts terms p^k_ij >= 0 are added.
+in costs, P(y | x) = exp(-E) / Z, so that the Potts terms p^k_ij >= 0 are added. Several classes
+with a set of patterns each (section 6) have
+
+    E(y | x) = l^u sum_i u_i(y_i) + sum_k l_k sum_ij p^k_ij [y_i != y_j]
+               + sum_l (f_l([y = l]) - b_l'[y = l]).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self
 
@@ -25,6 +30,7 @@ from crfield._core.validate import (
     check_magnitude,
     check_memory,
     first_index,
+    shown,
 )
 from crfield.graphcut._checks import check_not_negative
 from crfield.patterns._checks import as_grid, as_vector
@@ -117,8 +123,8 @@ class GridModel:
         n_types = 0 if inputs.pairwise is None else inputs.pairwise.shape[1]
         if n_types != len(self.pairwise_weights):
             raise InputError(
-                f"inputs must have {len(self.pairwise_weights)} types of pairwise terms, one a "
-                f"weight, got {n_types}; give a weight of 0 to those that should not count."
+                f"inputs must have {len(self.pairwise_weights)} types of pairwise terms, one "
+                f"per weight, got {n_types}; give a weight of 0 to those that should not count."
             )
 
     def as_labels(
@@ -130,7 +136,7 @@ class GridModel:
         if array.shape not in ((n, *self.grid), (n, self.grid[0] * self.grid[1])):
             raise InputError(
                 f"{name} must have shape {(n, *self.grid)}, got {array.shape}; "
-                "pass one label map an image."
+                "pass one label map per image."
             )
         check_finite(array, name)
         whole = array if array.dtype.kind in "iu" else array.astype(np.intp)
@@ -163,7 +169,7 @@ class GridModel:
         weights = as_floats(self.pairwise_weights, "pairwise_weights", np.dtype(np.float64))
         if weights.ndim != 1:
             raise InputError(
-                f"pairwise_weights must have one number a type of terms, got shape "
+                f"pairwise_weights must have one number per type of terms, got shape "
                 f"{weights.shape}; pass a list, empty for none."
             )
         check_not_negative(
@@ -288,3 +294,86 @@ class PatternCRF(GridModel):
         if self.patterns is None:
             return self
         return replace(self, patterns=self.patterns.at_temperature(temperature))
+
+
+@dataclass(frozen=True, eq=False)
+class MultiLabelPatternCRF(GridModel):
+    """A CRF over L labels in which each label's mask may have patterns; holds parameters only.
+
+    E(x) = l^u sum_i u_i(x_i) + sum_k l_k sum_ij p^k_ij [x_i != x_j] + sum_l (f_l(y^l) - b_l'y^l),
+    y^l_i = [x_i = l] (CHOPP eq. 5 for each label).
+
+    Parameters
+    ----------
+    patterns : L entries, a potential or None for labels without.
+    unary_weight, pairwise_weights, grid : see `GridModel`.
+    visible_bias : b (L, I), or one number for all.
+    """
+
+    patterns: Sequence[PatternPotential | None]
+    _: KW_ONLY
+    visible_bias: Any = 0.0
+
+    def __post_init__(self) -> None:
+        patterns = tuple(self.patterns) if isinstance(self.patterns, Sequence) else ()
+        known = [p for p in patterns if isinstance(p, PatternPotential)]
+        if len(patterns) < 2 or len(known) + patterns.count(None) < len(patterns):
+            raise InputError(
+                "patterns must be a list with Patterns, ConvolutionalPatterns or None for each of "
+                f"at least 2 labels, got {shown(self.patterns)}; for example [None, shapes]."
+            )
+        object.__setattr__(self, "patterns", patterns)
+        grids = {p.known_grid for p in known} - {None}
+        sizes = {p.n_visible for p in known}
+        if len(grids) > 1 or len(sizes) > 1:
+            raise InputError(
+                f"patterns must be for label maps of one size, got sizes {sorted(sizes)}; "
+                "use patterns made for the same grid."
+            )
+        self._check_weights(next(iter(grids), None), next(iter(sizes), None))
+        dtype = np.result_type(np.float32, *(p.dtype for p in known))
+        bias = as_floats(self.visible_bias, "visible_bias", dtype)
+        check_magnitude(bias, "visible_bias")
+        shape = (len(patterns), self.grid[0] * self.grid[1])
+        if bias.shape not in ((), shape):
+            raise InputError(
+                f"visible_bias must have shape {shape}, labels by pixels, got {bias.shape}; "
+                "pass 0 for none."
+            )
+        object.__setattr__(self, "visible_bias", np.broadcast_to(bias, shape).copy())
+
+    @property
+    def n_labels(self) -> int:
+        return len(self.patterns)
+
+    @property
+    def potentials(self) -> tuple[tuple[int, PatternPotential], ...]:
+        return tuple((label, p) for label, p in enumerate(self.patterns) if p is not None)
+
+    def energies(self, labels: Any, inputs: PatternInputs) -> NDArray[np.float64]:
+        """E(y | x), (B,), from labels (B, H, W) or (B, I)."""
+        energies = self.base_energies(labels, inputs)
+        flat = self.as_labels(labels, inputs).reshape(len(inputs), -1)
+        bias = self.visible_bias[flat, np.arange(flat.shape[1])]
+        energies -= bias.sum(1, dtype=np.float64)
+        for label, patterns in self.potentials:
+            energies += patterns.energies(flat == label, inputs.features)
+        return energies
+
+    def log_scores(self, labels: Any, inputs: PatternInputs) -> NDArray[np.float64]:
+        """log P(y | x) + log Z(x) = -E(y | x), (B,)."""
+        return -self.energies(labels, inputs)
+
+    def class_costs(self, inputs: PatternInputs) -> FloatArray:
+        self.check_inputs(inputs)
+        costs = self.weighted_costs(inputs)
+        costs -= np.moveaxis(self.visible_bias.reshape(-1, *self.grid), 0, -1)
+        return costs
+
+    def at_temperature(self, temperature: Any) -> MultiLabelPatternCRF:
+        """The same model with its patterns at another temperature."""
+        patterns = [p if p is None else p.at_temperature(temperature) for p in self.patterns]
+        return replace(self, patterns=patterns)
+
+    def pairwise_only(self) -> MultiLabelPatternCRF:
+        return replace(self, patterns=(None,) * self.n_labels, visible_bias=0.0)

@@ -29,8 +29,15 @@ from crfield._core.validate import (
     shown,
 )
 from crfield.graphcut._checks import check_not_negative
-from crfield.patterns._checks import Temperature, as_masks, as_rows, as_temperature, as_vector
-from crfield.patterns.hidden import HiddenPosterior, HiddenRule, hidden_rule, posterior
+from crfield.patterns._checks import as_masks, as_rows, as_temperature, as_vector
+from crfield.patterns.cardinality import AtMost
+from crfield.patterns.hidden import (
+    AnyNumber,
+    ExactlyOne,
+    HiddenPosterior,
+    HiddenRule,
+    posterior,
+)
 
 COMPOSITIONS = ("sum", "min")
 
@@ -45,7 +52,7 @@ class PatternPotential(ABC):
     weights : W (I, J), or what it is made of; float32 or float64, and the others take its type.
     bias : c0 (J,), or one number for all.
     composition : "sum" leaves every hidden unit free, "min" has exactly one active.
-    temperature : T > 0, or "zero" for the limit T -> 0.
+    temperature : T >= 0; 0 is the limit T -> 0.
     max_active : at most so many hidden units are active, None for no limit; for "sum" only.
     sparsity : cost >= 0 of each active hidden unit, taken off its bias.
     image_weights : W0 (F, J), or None for biases that do not depend on the image.
@@ -57,7 +64,7 @@ class PatternPotential(ABC):
     bias: FloatArray
     _: KW_ONLY
     composition: str = "sum"
-    temperature: Temperature = 1.0
+    temperature: float = 1.0
     max_active: int | None = None
     sparsity: float = 0.0
     image_weights: FloatArray | None = None
@@ -122,18 +129,18 @@ class PatternPotential(ABC):
         """The same potential with other numbers; the keys are those of `parameters`."""
         return replace(self, **parameters)
 
-    def at_temperature(self, temperature: Temperature) -> Self:
-        """The same patterns at another temperature: 1 sums h out, "zero" maximizes it out."""
+    def at_temperature(self, temperature: float) -> Self:
+        """The same patterns at another temperature: 1 sums h out, 0 maximizes it out."""
         return replace(self, temperature=temperature)
 
     @cached_property
     def rule(self) -> HiddenRule:
         """Which h are allowed."""
-        return hidden_rule(self.composition, self.max_active, self.n_hidden)
-
-    @property
-    def _t(self) -> float:
-        return 0.0 if self.temperature == "zero" else float(self.temperature)
+        if self.composition == "min":
+            return ExactlyOne()
+        if self.max_active is None or self.max_active >= self.n_hidden:  # which all units keep to
+            return AnyNumber()
+        return AtMost(self.max_active)
 
     def activations(self, y: Any, features: Any = None) -> FloatArray:
         """a = c(x) + W'y, (B, n_hidden), from y (B, I) in {0, 1} and features phi (B, F)."""
@@ -150,7 +157,7 @@ class PatternPotential(ABC):
             phi = self._features(features)
             if len(phi) not in (1, n):
                 raise InputError(
-                    f"features must have one row an image ({n}), got {len(phi)}; "
+                    f"features must have one row per image ({n}), got {len(phi)}; "
                     "pass features and labels of the same images."
                 )
             c = c + phi @ self.image_weights
@@ -158,24 +165,24 @@ class PatternPotential(ABC):
 
     def energies(self, y: Any, features: Any = None) -> NDArray[np.float64]:
         """f(y; T) = -T log sum_h exp((c + W'y)'h / T), (B,): CHOPP eq. 4."""
-        return -self.rule.log_partition(self.activations(y, features), self._t)
+        return -self.rule.log_partition(self.activations(y, features), self.temperature)
 
     def posterior(self, activations: FloatArray) -> HiddenPosterior:
         """p*(h | y) of eq. 10 with its entropy; `posterior(a).bound(a)` is -f(y; T)."""
-        return posterior(self.rule, activations, self._t)
+        return posterior(self.rule, activations, self.temperature)
 
     def expected_hidden(self, y: Any, features: Any = None) -> FloatArray:
         """E[h | y] (B, n_hidden) under eq. 10: the E-step, eq. 7 at T = 1.
 
-        At temperature zero it is one best h; of equals the inactive unit or the first one wins.
+        At temperature 0 it is one best h; of equals the inactive unit or the first one wins.
         """
-        return self.rule.expected(self.activations(y, features), self._t)
+        return self.rule.expected(self.activations(y, features), self.temperature)
 
     def sample_hidden(
         self, y: Any, rng: np.random.Generator, features: Any = None
     ) -> NDArray[np.uint8]:
         """One draw of h (B, n_hidden) from eq. 10 for each row, with random numbers of `rng`."""
-        return self.rule.sample(self.activations(y, features), self._t, rng)
+        return self.rule.sample(self.activations(y, features), self.temperature, rng)
 
     def lower_bound(
         self, y: Any, q: HiddenPosterior, features: Any = None
@@ -235,7 +242,7 @@ class PatternPotential(ABC):
             image_weights = as_floats(self.image_weights, "image_weights", weights.dtype)
             if image_weights.ndim != 2 or image_weights.shape[1] != n_patterns:
                 raise InputError(
-                    f"image_weights must have shape (F, {n_patterns}), one column a pattern, got "
+                    f"image_weights must have shape (F, {n_patterns}), one column per pattern, got "
                     f"{image_weights.shape}; transpose it if its rows are the patterns."
                 )
             stored["image_weights"] = image_weights

@@ -27,18 +27,14 @@ from crfield._core.validate import (
     as_array,
     as_choice,
     as_count,
+    as_positive_number,
     check_finite,
     check_memory,
 )
-from crfield.patterns._checks import (
-    as_masks,
-    as_nonnegative_scalar,
-    as_positive_scalar,
-    as_share,
-)
-from crfield.patterns.mixtures import cluster_patterns, log_odds, smooth_mean
+from crfield.patterns._checks import as_masks, as_nonnegative_scalar, as_share
 from crfield.patterns.model import PatternCRF
 from crfield.patterns.potential import COMPOSITIONS, Patterns
+from crfield.patterns.variability import k_means
 
 Array = NDArray[np.float32]
 Number = np.float32
@@ -74,8 +70,8 @@ class PretrainedPatterns:
 
 def pretrain(
     masks: Any, n_hidden: int, *, composition: str = "sum", n_epochs: int = 30,
-    batch_size: int = 100, learning_rate: float = 0.02, momentum: float = 0.9,
-    weight_decay: float = 3e-3, sparsity_target: float | None = None, sparsity_weight: float = 0.1,
+    batch_size: int = 100, step_size: float = 0.02, momentum: float = 0.9,
+    l2: float = 3e-3, sparsity_target: float | None = None, sparsity_weight: float = 0.1,
     n_steps: int = 1, persistent: bool = False, n_particles: int = 100, smoothing: float = 1.0,
     seed: int = 0, progress: bool = False,
 ) -> PretrainedPatterns:
@@ -87,15 +83,15 @@ def pretrain(
     n_hidden : number of patterns J; for "min" at most n.
     composition : "sum" trains a restricted Boltzmann machine, "min" clusters the masks.
     n_epochs : passes over the masks. This and what follows, up to `n_particles`, is for "sum".
-    batch_size : masks an update; they are shuffled in each epoch.
-    learning_rate : of the first epoch; falls linearly, to reach 0 after the last.
+    batch_size : masks per update; they are shuffled in each epoch.
+    step_size : of the first epoch; falls linearly, to reach 0 after the last.
     momentum : share of the last step that is taken again; 0.5 at most in the first 5 epochs.
-    weight_decay : times W is taken off its gradient.
+    l2 : penalty l2 / 2 |W|^2 on the mean negative log-likelihood per mask.
     sparsity_target : share of masks that a unit should be active for, or None.
     sparsity_weight : of the cross-entropy between that and the share in a batch.
-    n_steps : k of CD-k, steps of Gibbs sampling an update.
+    n_steps : k of CD-k, steps of Gibbs sampling per update.
     persistent : whether chains go on from one update to the next instead of starting at the batch;
-        wants a smaller learning rate and more epochs.
+        wants a smaller step size and more epochs.
     n_particles : number of such chains.
     smoothing : for "min", pixels drawn from the mean mask that are added to each cluster's mean.
     seed : the same seed gives the same patterns.
@@ -112,14 +108,14 @@ def pretrain(
     n_hidden = as_count(n_hidden, "n_hidden")
     rng = np.random.default_rng(as_count(seed, "seed", 0))
     if composition == "min":
-        patterns = cluster_patterns(rows, n_hidden, as_positive_scalar(smoothing, "smoothing"), rng)
+        patterns = cluster_patterns(rows, n_hidden, as_positive_number(smoothing, "smoothing"), rng)
         return PretrainedPatterns(patterns, np.zeros(rows.shape[1], np.float32), np.zeros(0))
     schedule = _Schedule(
-        as_count(n_epochs, "n_epochs"), as_positive_scalar(learning_rate, "learning_rate"),
+        as_count(n_epochs, "n_epochs"), as_positive_number(step_size, "step_size"),
         as_share(momentum, "momentum", 0.0),
     )
     penalties = _Penalties(
-        as_nonnegative_scalar(weight_decay, "weight_decay"),
+        as_nonnegative_scalar(l2, "l2"),
         None if sparsity_target is None else as_share(sparsity_target, "sparsity_target"),
         as_nonnegative_scalar(sparsity_weight, "sparsity_weight"),
     )
@@ -151,8 +147,8 @@ def pretrain(
             errors.append(machine.reconstruction_error(watched, rng))
         if not math.isfinite(errors[-1]):
             raise InputError(
-                "learning_rate must be small enough for the weights to stay finite, got "
-                f"{learning_rate:g}; divide it by 10."
+                "step_size must be small enough for the weights to stay finite, got "
+                f"{step_size:g}; divide it by 10."
             )
     return PretrainedPatterns(
         Patterns(machine.weights, machine.hidden_bias), machine.visible_bias, np.array(errors)
@@ -224,11 +220,11 @@ class Machine:
 @dataclass(frozen=True)
 class _Schedule:
     n_epochs: int
-    learning_rate: float
+    step_size: float
     momentum: float
 
     def epochs(self, progress: bool) -> Iterator[tuple[Number, Number]]:
-        """Learning rate and momentum of each epoch."""
+        """Step size and momentum of each epoch."""
         numbers: Any = range(self.n_epochs)
         if progress:
             from tqdm import tqdm
@@ -238,13 +234,13 @@ class _Schedule:
             momentum = min(self.momentum, _EARLY_MOMENTUM) if number < _EARLY_EPOCHS else (
                 self.momentum
             )
-            rate = self.learning_rate * (1 - number / self.n_epochs)
+            rate = self.step_size * (1 - number / self.n_epochs)
             yield np.float32(min(rate, LARGEST_COST)), np.float32(momentum)
 
 
 @dataclass(frozen=True)
 class _Penalties:
-    weight_decay: float
+    l2: float
     sparsity_target: float | None
     sparsity_weight: float
 
@@ -254,7 +250,7 @@ class _Penalties:
         That of the cross-entropy between target t and share q_j = mean p(h_j | v) by a unit's
         activation is q_j - t.
         """
-        gradient.weights[...] -= np.float32(self.weight_decay) * machine.weights
+        gradient.weights[...] -= np.float32(self.l2) * machine.weights
         if self.sparsity_target is not None:
             excess = machine.hidden(batch).mean(0) - np.float32(self.sparsity_target)
             excess *= np.float32(self.sparsity_weight)
@@ -282,3 +278,35 @@ def _as_rows(masks: Any) -> Array:
         )
     check_finite(array, "masks")
     return as_masks(array, math.prod(array.shape[1:]), "masks").astype(np.float32)
+
+
+def cluster_patterns(
+    rows: NDArray[Any], n_clusters: int, smoothing: float, rng: np.random.Generator
+) -> Patterns:
+    """w_k = log(q_k / (1 - q_k)) and c_k = log mu_k + sum_i log(1 - q_ki) from masks (n, I).
+
+    q_k is the mean of cluster k, with `smoothing` pixels from the mean mask, mu_k its share.
+    """
+    if n_clusters > len(rows):
+        raise InputError(
+            f"n_hidden must not exceed the number of masks for composition 'min', got {n_clusters} "
+            f"for {len(rows)}; use fewer patterns."
+        )
+    clusters = k_means(rows.astype(np.float64), n_clusters, rng)
+    sizes = np.bincount(clusters, minlength=n_clusters)
+    sums = np.stack([rows[clusters == k].sum(0, dtype=np.float64) for k in range(n_clusters)])
+    sums, sizes = sums[sizes > 0], sizes[sizes > 0]  # copies of one mask share a cluster
+    means = (sums + smoothing * smooth_mean(rows)) / (sizes + smoothing)[:, None]
+    bias = np.log(sizes / len(rows)) + np.log1p(-means).sum(1)
+    weights = log_odds(means).T.astype(np.float32)
+    return Patterns(np.ascontiguousarray(weights), bias, composition="min")
+
+
+def smooth_mean(rows: NDArray[Any]) -> NDArray[np.float64]:
+    """The mean mask (I,) with one pixel of either kind added, so that no log-odds are infinite."""
+    return np.asarray((rows.sum(0, dtype=np.float64) + 1) / (len(rows) + 2))
+
+
+def log_odds(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log(p / (1 - p))."""
+    return np.asarray(np.log(p) - np.log1p(-p))

@@ -1,6 +1,6 @@
 """A linear program that bounds the MAP energy from below (the remark in CHOPP section 4.2).
 
-At temperature zero E(y) = min_h E_base(y) - c'h - sum_ij W_ij y_i h_j. With z_ij for y_i h_j and
+At temperature 0 E(y) = min_h E_base(y) - c'h - sum_ij W_ij y_i h_j. With z_ij for y_i h_j and
 d_e for [y_i != y_j] the local relaxation is
 
     min  sum_i u_i y_i + sum_e p_e d_e - c'h - sum_ij W_ij z_ij,
@@ -57,10 +57,10 @@ def relax(model: PatternCRF, inputs: PatternInputs) -> RelaxationResult:
         )
     model.check_inputs(inputs)
     patterns = model.patterns
-    if patterns.temperature != "zero":
+    if patterns.temperature != 0:
         raise InputError(
-            f"temperature must be 'zero' for the linear program, got {patterns.temperature}; "
-            "use model.at_temperature('zero')."
+            f"temperature must be 0 for the linear program, got {patterns.temperature}; "
+            "use model.at_temperature(0)."
         )
     try:
         import scipy.optimize  # noqa: F401

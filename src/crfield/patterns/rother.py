@@ -86,7 +86,7 @@ class DeviationPatterns:
         return np.asarray(reduced, np.float64)
 
     def to_patterns(self) -> tuple[Patterns, float]:
-        """Patterns at temperature zero and a constant: values(y) = f(y; zero) + constant.
+        """Patterns at temperature 0 and a constant: values(y) = f(y; 0) + constant.
 
         The constant is sum_j theta_maxj, or min_j theta_maxj for "min", where a unit with weights 0
         and bias 0 is added last: it is the active one when no pattern is cheaper.
@@ -94,19 +94,19 @@ class DeviationPatterns:
         if self.composition == "sum":
             bias = self.theta_max - self.theta_0 - self.offsets
             return (
-                Patterns(-self.weights, bias, temperature="zero"),
+                Patterns(-self.weights, bias, temperature=0.0),
                 float(self.theta_max.sum(dtype=np.float64)),
             )
         highest = self.theta_max.min()
         weights = np.pad(-self.weights, ((0, 0), (0, 1)))
         bias = np.append(highest - self.theta_0 - self.offsets, self.weights.dtype.type(0))
         return (
-            Patterns(weights, bias, composition="min", temperature="zero"), float(highest)
+            Patterns(weights, bias, composition="min", temperature=0.0), float(highest)
         )
 
     @classmethod
     def from_patterns(cls, patterns: Patterns) -> DeviationPatterns:
-        """Deviation patterns with values(y) = f(y; zero), whatever the temperature of `patterns`.
+        """Deviation patterns with values(y) = f(y; 0), whatever the temperature of `patterns`.
 
         "sum" gets theta_max = 0; "min" needs a unit with weights 0, whose bias is -theta_max.
         """

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from crfield._core import _native
 from crfield._core.threads import thread_count
 from crfield._core.validate import InputError, as_array, as_count, check_memory, shown
+from crfield.patterns._checks import check_binary
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
 from crfield.patterns.model import PatternCRF
-from crfield.patterns.variability import check_binary
 
 Rows = NDArray[np.intp]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crfield._core.validate import InputError, as_array, as_count, first_index
+from crfield._core.validate import InputError, as_array, as_count
+from crfield.patterns._checks import check_binary
 
 Points = NDArray[np.float64]
 
@@ -55,19 +54,6 @@ def variability(masks: ArrayLike, n_clusters: int = 32, seed: int = 0) -> float:
     shares = [points[clusters == k].mean(axis=0) for k in np.unique(clusters)]
     weights = np.unique(clusters, return_counts=True)[1] / len(points)
     return float(weights @ [_entropies(share).mean() for share in shares])
-
-
-def check_binary(array: NDArray[Any], name: str) -> None:
-    """Refuse other numbers than 0 and 1 in an array of any shape; messages call it `name`."""
-    if array.dtype.kind == "b":
-        return
-    bad = array > 1 if array.dtype.kind == "u" else (array != 0) & (array != 1)
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must hold only 0 and 1, got {array[index]} at index {index}; "
-            "threshold it or pick one class first."
-        )
 
 
 def k_means(points: Points, n_clusters: int, rng: np.random.Generator) -> NDArray[np.intp]:

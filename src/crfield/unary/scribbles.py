@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 MAX_COMPONENTS = 32
+# Chosen by experiments/grabcut33.py.
+COMPONENTS, STRENGTH, NEARNESS = 5, 0.5, 3.0
 _REACH = 0.01  # distances below this share of the diagonal hardly count
 _FORBIDDING = 1e6  # the cost of what certain scribbles rule out
 _APART = 1e12  # a weight that keeps the columns of a distance transform to themselves
@@ -43,9 +45,9 @@ def unary_from_scribbles(
     scribbles: Any,
     n_labels: int | None = None,
     *,
-    components: int = 5,
-    strength: float = 0.5,
-    nearness: float = 3.0,
+    components: int = COMPONENTS,
+    strength: float = STRENGTH,
+    nearness: float = NEARNESS,
     confidence: float = 1.0,
     unknown: int | None = UNKNOWN,
     spacing: Any = None,

@@ -43,7 +43,7 @@ const INFERENCE = [
 
 /** @type {Slider[]} */
 const COLORS = [
-  { key: "components", label: "Colors a label", min: 1, max: 8, step: 1,
+  { key: "components", label: "Colors per label", min: 1, max: 8, step: 1,
     title: "Components of each label's mixture of Gaussians" },
   { key: "strength", label: "Trust in colors", min: 0, max: 1, step: 0.01,
     title: "How much the colors of the strokes count" },

@@ -1,1 +1,1 @@
-"""Trees, grids and rays as layers."""
+"""Chains, trees, grids, graphs and rays as layers and differentiable functions."""

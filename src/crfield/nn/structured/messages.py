@@ -11,41 +11,60 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from crfield._core.validate import (
-    InputError,
-    as_count,
-    as_damping,
-    as_scalar,
-)
-from crfield.graphs._chain_inputs import LEAST_TEMPERATURE
+from crfield._core.validate import as_count, as_damping
+from crfield.graphs.settings import as_temperature
 
 # Costs divided by less, and logarithms times more, could leave the range of float32.
 LARGEST_TEMPERATURE = 1e30
 
 
-class Propagation(NamedTuple):
+class Beliefs(NamedTuple):
+    """What belief propagation found on a graph (B, N, L) or a grid (B, L, H, W).
+
+    log_beliefs : logarithms of the marginals; at temperature 0 how much less good the best labeling
+        with each label is, 0 for the best and negative for all others.
+    log_partition : (B,), T log Z in the Bethe approximation; at temperature 0 minus the energy of
+        the best labeling, if the graph is a tree.
+    residuals : (B,), by how much the last iteration changed a log message at most, before damping;
+        0 at a fixed point.
+    edge_log_beliefs : (B, E, L, L), the same of pairs on a graph; None on a grid.
+    """
+
+    log_beliefs: Tensor
+    log_partition: Tensor
+    residuals: Tensor
+    edge_log_beliefs: Tensor | None = None
+
+    @property
+    def marginals(self) -> Tensor:
+        """exp(log_beliefs), in their shape."""
+        return self.log_beliefs.exp()
+
+    @property
+    def edge_marginals(self) -> Tensor | None:
+        """exp(edge_log_beliefs), (B, E, L, L)."""
+        return None if self.edge_log_beliefs is None else self.edge_log_beliefs.exp()
+
+    @property
+    def labels(self) -> Tensor:
+        """The label of largest belief, (B, N) or (B, H, W)."""
+        return self.log_beliefs.argmax(1 if self.log_beliefs.ndim == 4 else -1)
+
+
+class MessageSettings(NamedTuple):
     """How messages are passed, checked."""
 
-    n_iter: int
+    max_iter: int
     damping: float
     temperature: float
 
 
-def as_propagation(n_iter: Any, damping: Any, temperature: Any) -> Propagation:
+def as_message_settings(max_iter: Any, damping: Any, temperature: Any) -> MessageSettings:
     """Settings of belief propagation, refused where they mean nothing."""
-    count, kept = as_count(n_iter, "n_iter", 1), as_damping(damping)
-    value = as_scalar(temperature, "temperature")
-    if value != 0 and value < LEAST_TEMPERATURE:
-        raise InputError(
-            f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}, got {value:g}; use 0 for "
-            "max-product."
-        )
-    if value > LARGEST_TEMPERATURE:
-        raise InputError(
-            f"temperature must not exceed {LARGEST_TEMPERATURE:g}, got {value:g}; at 1e10 all "
-            "labels are as good as equal already."
-        )
-    return Propagation(count, kept, value)
+    return MessageSettings(
+        as_count(max_iter, "max_iter", 1), as_damping(damping),
+        as_temperature(temperature, most=LARGEST_TEMPERATURE),
+    )
 
 
 def soft_maximum(scores: Tensor, dim: int | tuple[int, ...], temperature: float) -> Tensor:

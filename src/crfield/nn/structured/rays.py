@@ -1,8 +1,8 @@
 """Belief propagation over rays as a differentiable function of their scores.
 
-The model is that of `crfield.graphs.rays`, with padded rays: log_scores (R, N) and voxels (R, N),
--1 behind the last voxel of a ray. Iterations are unrolled; with w_i = m_i T_i s_i all sums along a
-ray are cumulative, so that nothing loops over voxels:
+The model is that of `crfield.graphs.RayModel`, with padded rays: log_scores (R, N) and voxels
+(R, N), -1 behind the last voxel of a ray. Iterations are unrolled; with w_i = m_i T_i s_i all sums
+along a ray are cumulative, so that nothing loops over voxels:
 
     mu_i(1) = sum_{k < i} w_k + T_i s_i,   mu_i(0) = sum_{k < i} w_k + sum_{k > i} w_k / m_i(0).
 """
@@ -25,7 +25,7 @@ from crfield._core.validate import (
     check_memory,
     shown,
 )
-from crfield.graphs._ray_checks import as_offsets
+from crfield.graphs.vision.rays import as_offsets
 from crfield.nn.tensors import can_look, check_finite_tensor, check_tensor
 
 # The logarithm of nothing: far below any product of messages, and its gradient is 0, not NaN.
@@ -87,7 +87,7 @@ def _as_number(value: Any, name: str) -> float:
 
 def propagate_rays(
     log_scores: Tensor, voxels: Tensor, prior_log_odds: Tensor, *,
-    empty_log_scores: Tensor | None = None, n_iter: int = 3, damping: float = 0.5,
+    empty_log_scores: Tensor | None = None, max_iter: int = 3, damping: float = 0.5,
 ) -> RayBeliefs:
     """Sum-product belief propagation with psi(o) = sum_i o_i prod_{j < i} (1 - o_j) s_i + s_inf
     prod_i (1 - o_i) for each ray; gradients reach scores and prior.
@@ -97,9 +97,9 @@ def propagate_rays(
     voxels : (R, N) whole numbers, -1 behind a ray's last voxel; no voxel twice on a ray.
     prior_log_odds : (V,), of each voxel being occupied.
     empty_log_scores : (R,), log s_inf, or None for s_inf = 0.
-    n_iter, damping : as for `infer_rays`.
+    max_iter, damping : as for `crfield.graphs.infer`.
     """
-    count, kept = as_count(n_iter, "n_iter", 1), as_damping(damping)
+    count, kept = as_count(max_iter, "max_iter", 1), as_damping(damping)
     is_voxel = _check(log_scores, voxels, prior_log_odds, empty_log_scores)
     # What is behind a ray's end reads and writes a voxel that is cut off again.
     places = torch.where(is_voxel, voxels.long(), len(prior_log_odds))

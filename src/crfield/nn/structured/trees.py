@@ -3,7 +3,7 @@
 E(x) = sum_t costs[t, x_t] + sum_e edge_costs[e, x_parent, x_child]; P(x) = exp(-E(x)) / Z. All
 numbers are costs, the negatives of the scores that a network may give.
 
-costs : (B, T, L), a row of L labels a node.
+costs : (B, T, L), a row of L labels per node.
 edge_costs : (L, L) for all edges, (E, L, L) for each, or (B, E, L, L); rows are labels of the
     parent, on a chain of the node before.
 parents : (T,), the parent of each node, -1 for a root; None for a chain, where T - 1 edges join
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from crfield._core.validate import InputError, as_choice, as_count
-from crfield.nn.structured import tree_function as _tree_function
-from crfield.nn.structured.forest import Forest, as_forest
-from crfield.nn.structured.tree_inputs import (
+from crfield.nn.structured import exact
+from crfield.nn.structured.forests import Forest, as_forest
+from crfield.nn.structured.inputs import (
     REDUCTIONS,
     TreeProblem,
     as_existence,
@@ -48,7 +48,7 @@ def tree_log_partition(
 
     E(x) = sum_t costs[t, x_t] + sum_e edge_costs[e, x_parent, x_child].
 
-    costs : (B, T, L), a row of L labels a node.
+    costs : (B, T, L), a row of L labels per node.
     edge_costs : (L, L) for all edges, (E, L, L) for each, or (B, E, L, L); rows are labels of the
         parent, on a chain of the node before.
     parents : (T,), the parent of each node, -1 for a root; None for a chain. Edges are numbered as
@@ -82,7 +82,7 @@ def tree_nll(
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
     how = as_choice(reduction, "reduction", REDUCTIONS)
     # Both are large for long chains; their difference is formed in float64.
-    values = _energies(problem, labels) + _tree_function.log_partition(*problem)
+    values = _energies(problem, labels) + exact.log_partition(*problem)
     return reduce(values, how, problem.n_nodes).to(problem.costs.dtype)
 
 
@@ -95,7 +95,7 @@ def tree_marginals(
     Inputs as for `tree_log_partition`.
     """
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
-    return _tree_function.node_marginals(*problem)
+    return exact.node_marginals(*problem)
 
 
 def tree_edge_marginals(
@@ -107,7 +107,7 @@ def tree_edge_marginals(
     Inputs as for `tree_log_partition`.
     """
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
-    return _tree_function.marginals(*problem)[1]
+    return exact.marginals(*problem)[1]
 
 
 def tree_decode(
@@ -119,11 +119,11 @@ def tree_decode(
     Inputs as for `tree_log_partition`.
     """
     problem = as_problem(costs, edge_costs, parents, mask, lengths)
-    return _tree_function.decode(*problem)
+    return exact.decode(*problem)
 
 
 def _log_partition(problem: TreeProblem) -> Tensor:
-    return _tree_function.log_partition(*problem).to(problem.costs.dtype)
+    return exact.log_partition(*problem).to(problem.costs.dtype)
 
 
 def _energies(problem: TreeProblem, labels: Tensor) -> Tensor:

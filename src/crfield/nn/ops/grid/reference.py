@@ -189,7 +189,7 @@ class Grid(TableOperator):
         by_weight = by_weight.reshape(self.n_images, *self._layout.lengths, 2**d).double()
         columns = []
         for a in range(d):
-            slope = (2.0 * self._sides_of_corners[:, a] - 1.0) / SPACING  # of a share
+            slope = (2.0 * self._sides_of_corners[:, a].double() - 1.0) / SPACING  # of a share
             for b, share in enumerate(self._shares):
                 if b != a:
                     slope = slope * share

@@ -1,0 +1,161 @@
+"""The contract of `operator_contract.py` for operators on tensors: plain torch, and Triton.
+
+Without a GPU the kernels run in Triton's interpreter: slowly, so that shapes are small.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from torch_device import DEVICE, torch
+
+# isort: split
+import reference
+from crfield.dense.filters import ExactFilter, GridFilter, LatticeFilter
+from crfield.dense.observation import GridFeatures
+from crfield.nn.ops.backend import has_triton, runs_kernels
+from crfield.nn.ops.grid.reference import Grid, GridLayout
+from crfield.nn.ops.lattice.reference import Lattice
+from crfield.nn.ops.operators import NormalizedOperator
+from crfield.nn.ops.pairs.reference import PairSum
+from operator_contract import (
+    FEW_GRID_POINTS,
+    FEW_POINTS,
+    GRIDS,
+    POINTS,
+    DifferenceContract,
+    Operator,
+    OperatorContract,
+    scaled_lattice,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def tensor(values, dtype):
+    """On the device, with the strides that the array has."""
+    return torch.from_numpy(values.astype(dtype)).to(DEVICE)
+
+
+class OnArrays:
+    """An operator on tensors that takes and gives arrays."""
+
+    def __init__(self, plain, normalization):
+        self._operator = NormalizedOperator(plain, normalization)
+        self._n = plain.n_images * plain.n_points
+        self.is_symmetric = self._operator.is_symmetric
+
+    def apply(self, x):
+        return self._operator.apply(torch.from_numpy(x).to(DEVICE)).cpu().numpy()
+
+    def apply_transpose(self, x):
+        return self._operator.apply_transpose(torch.from_numpy(x).to(DEVICE)).cpu().numpy()
+
+    def diagonal(self):
+        return self._operator.diagonal().cpu().numpy()
+
+    def to_dense(self):
+        return self.apply(np.eye(self._n, dtype=self.diagonal().dtype))
+
+    def start_gradient(self):
+        return _Sum(self._operator)
+
+
+class _Sum:
+    def __init__(self, operator):
+        self._operator = operator
+        self._gradient = operator.start_gradient()
+
+    def add(self, u, v, filtered, out):
+        u, v, filtered = (torch.from_numpy(x).to(DEVICE) for x in (u, v, filtered))
+        by_product = self._operator.apply_transpose(u)
+        self._gradient.add(u, v, filtered, by_product)
+        out[:] = by_product.cpu().numpy()
+
+    def add_diagonal(self, s):
+        self._gradient.add_diagonal(torch.from_numpy(s).to(DEVICE))
+
+    def total(self):
+        return self._gradient.total().cpu().numpy()
+
+
+def of_points(kind, **settings):
+    def build(places, normalization, dtype):
+        return OnArrays(kind(tensor(places.features, dtype), **settings), normalization)
+
+    return build
+
+
+def of_grid(places, normalization, dtype, **settings):
+    coordinates = tensor(np.concatenate(places.axes), dtype)
+    layout = GridLayout(coordinates, [len(axis) for axis in places.axes])
+    grid = Grid(coordinates, layout, places.n_images, coordinates.dtype, **settings)
+    return OnArrays(grid, normalization)
+
+
+def compiled_grid(places, normalization, dtype):
+    features = GridFeatures(places.axes, None, np.empty(0), np.dtype(dtype))
+    return GridFilter(features, normalization=normalization)
+
+
+def compiled(kind):
+    def build(places, normalization, dtype):
+        return kind(places.features[0], normalization=normalization)
+
+    return build
+
+
+def plain(name, build, matrix, shapes, small, twin):
+    return Operator(
+        name, build, matrix, shapes, small, {np.float64: 1e-12}, {np.float64: 1e-11}, twin=twin
+    )
+
+
+PLAIN = (
+    plain("pairs", of_points(PairSum), reference.kernel_matrix, POINTS, FEW_POINTS,
+          compiled(ExactFilter)),
+    plain("lattice", of_points(Lattice), scaled_lattice, POINTS, FEW_POINTS,
+          compiled(LatticeFilter)),
+    plain("grid", of_grid, reference.grid_matrix, GRIDS, FEW_GRID_POINTS, compiled_grid),
+)
+TINY_POINTS = (
+    (1, 1, 1, 1), (47, 5, 1, 3), (17, 150, 1, 1), (2, 2, 2, 1), (2, 33, 2, 3), (5, 21, 3, 1),
+    (2, 1, 3, 3), (2, 21, 5, 1), (1, 2, 5, 3), (3, 33, 5, 1), (2, 5, 6, 1),
+)
+TINY_GRIDS = (((1,), 1, 1, 1), ((7,), 5, 1, 2), ((5, 4), 21, 2, 1), ((3, 2, 4), 2, 3, 1))
+
+
+def kernels(name, build, matrix, shapes, twin, error=1e-5):
+    def on_kernels(places, normalization, dtype):
+        assert runs_kernels(tensor(places.features, dtype))
+        return build(places, normalization, dtype)
+
+    return Operator(
+        name, on_kernels, matrix, shapes, errors={np.float32: error},
+        gradient_errors={np.float32: 1e-5}, in_turn=True, twin=twin,
+    )
+
+
+KERNELS = (
+    # The factors of sums over pairs are rounded to float16.
+    kernels("pairs", of_points(PairSum), reference.kernel_matrix, POINTS[:12], of_points(PairSum),
+            error=5e-4),
+    kernels("lattice", of_points(Lattice), scaled_lattice, TINY_POINTS, of_points(Lattice)),
+    kernels("lattice in order", of_points(Lattice, deterministic=True), scaled_lattice, TINY_POINTS,
+            of_points(Lattice)),
+    kernels("grid", of_grid, reference.grid_matrix, TINY_GRIDS, of_grid),
+    kernels("grid in order", functools.partial(of_grid, deterministic=True), reference.grid_matrix,
+            TINY_GRIDS, of_grid),
+)
+
+
+class TestPlainTorch(DifferenceContract):
+    operators = PLAIN
+
+
+@pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
+class TestTritonKernels(OperatorContract):
+    operators = KERNELS
