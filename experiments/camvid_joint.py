@@ -26,10 +26,9 @@ import numpy as np
 import sklearn
 from numpy.typing import NDArray
 
-from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial, Symmetric
+from crfield import Bilateral, DenseCRF, Inference, Pairwise, Potts, Spatial, Symmetric
 from crfield.datasets import FolderDataset
 from crfield.learning import (
-    Inference,
     LearningReport,
     Parameters,
     grid_search,

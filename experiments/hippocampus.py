@@ -22,9 +22,16 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from crfield import Bilateral, DenseCRF, Pairwise, Spatial, Symmetric, unary_from_probabilities
-from crfield.learning import (
+from crfield import (
+    Bilateral,
+    DenseCRF,
     Inference,
+    Pairwise,
+    Spatial,
+    Symmetric,
+    unary_from_probabilities,
+)
+from crfield.learning import (
     LearningReport,
     SearchReport,
     grid_search,

@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial, Symmetric
+from crfield import Bilateral, DenseCRF, Inference, Pairwise, Potts, Spatial, Symmetric
 from crfield.datasets import FolderDataset, Shrunk
 from crfield.learning import (
-    Inference,
     LearningReport,
     approximate_likelihood,
     generative_kernel,

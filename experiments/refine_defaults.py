@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import crfield
-from crfield import Bilateral, DenseCRF, Potts, Spatial
+from crfield import Bilateral, DenseCRF, Inference, Potts, Spatial
 from crfield.datasets import FolderDataset, Shrunk
-from crfield.learning import Inference, learn
+from crfield.learning import learn
 from crfield.learning.objective import Example
 from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
 from crfield.refinement import potts_model

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield import DenseCRF
-from crfield.learning import Inference, LearningReport
+from crfield import DenseCRF, Inference
+from crfield.learning import LearningReport
 from crfield.learning.objective import Example, visit
 from crfield.metrics import (
     class_accuracy,

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from crfield import unary_from_probabilities
+from crfield import Inference, unary_from_probabilities
 from crfield.datasets import synthetic_scenes
 from crfield.estimators import DenseCRFClassifier, NotFittedError
-from crfield.learning import Inference, learn
+from crfield.learning import learn
 from crfield.metrics import confusion_matrix, mean_iou
 from refusal import refusal
 

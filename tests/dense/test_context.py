@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crfield import Bilateral, DenseCRF, InputError, Pairwise, Potts, Spatial
+from crfield import Bilateral, DenseCRF, Inference, InputError, Pairwise, Potts, Spatial
 from crfield.dense.context import CONTEXTS, context_features, context_names
 from crfield.dense.observation import observe
-from crfield.learning import Inference, learn
+from crfield.learning import learn
 from crfield.learning.losses import IntersectionOverUnion, LogLikelihood
 from crfield.learning.objective import DatasetObjective
 from crfield.learning.parameters import Parameters

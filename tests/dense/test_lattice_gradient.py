@@ -10,6 +10,7 @@ import pytest
 from crfield import (
     Bilateral,
     DenseCRF,
+    Inference,
     Pairwise,
     Potts,
     Spatial,
@@ -17,7 +18,7 @@ from crfield import (
     unary_from_probabilities,
 )
 from crfield.datasets import Shrunk, load_sample, noisy_probabilities
-from crfield.learning import DatasetObjective, Inference, Parameters, make_loss
+from crfield.learning import DatasetObjective, Parameters, make_loss
 
 
 def photo(name, factor):

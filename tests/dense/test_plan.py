@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crfield import Bilateral, DenseCRF, Diagonal, Pairwise, Potts, Spatial, Symmetric
+from crfield import Bilateral, DenseCRF, Diagonal, Inference, Pairwise, Potts, Spatial, Symmetric
 from crfield._core import _native
 from crfield.dense import model as dense
 from crfield.dense.filters import ExactFilter, GridFilter, LatticeFilter, make_filter
@@ -18,7 +18,6 @@ from crfield.dense.gradient import backpropagate
 from crfield.dense.observation import observe
 from crfield.dense.pairwise import build_terms
 from crfield.dense.problem import FusedProblem, NativeProblem, make_problem
-from crfield.learning import Inference
 from crfield.learning.losses import LogLikelihood
 from crfield.learning.objective import unroll
 

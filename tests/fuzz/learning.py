@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from crfield import DenseCRF, Pairwise, datasets, metrics
+from crfield import DenseCRF, Inference, Pairwise, datasets, metrics
 from crfield.compat.pydensecrf import densecrf, utils
 from crfield.datasets.words import letter_image
-from crfield.learning import Inference, learn
+from crfield.learning import learn
 from crfield.learning.learner import LOSSES
 from crfield.patterns.variability import variability
 from crfield.show import pictures

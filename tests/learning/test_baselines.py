@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import reference
-from crfield import Bilateral, DenseCRF, Diagonal, Pairwise, Potts, Spatial, Symmetric
+from crfield import Bilateral, DenseCRF, Diagonal, Inference, Pairwise, Potts, Spatial, Symmetric
 from crfield.learning import (
-    Inference,
     Learned,
     Parameters,
     approximate_likelihood,

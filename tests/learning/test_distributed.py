@@ -8,10 +8,18 @@ import signal
 import numpy as np
 import pytest
 
-from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial, unary_from_probabilities
+from crfield import (
+    Bilateral,
+    DenseCRF,
+    Inference,
+    Pairwise,
+    Potts,
+    Spatial,
+    unary_from_probabilities,
+)
 from crfield.datasets import synthetic_scenes
 from crfield.estimators import TrainingImage
-from crfield.learning import Inference, Parameters, learn
+from crfield.learning import Parameters, learn
 
 distributed = pytest.importorskip("dask.distributed")
 joblib = pytest.importorskip("joblib")

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from crfield import Bilateral, DenseCRF, Pairwise, Potts
+from crfield import Bilateral, DenseCRF, Inference, Pairwise, Potts
 from crfield.cli import main
-from crfield.learning import DatasetObjective, Inference, learn
+from crfield.learning import DatasetObjective, learn
 from refusal import refusal
 from small_dataset import write_dataset
 

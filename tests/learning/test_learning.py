@@ -14,6 +14,7 @@ from crfield import (
     DenseCRF,
     Diagonal,
     FeatureKernel,
+    Inference,
     InputError,
     Pairwise,
     Potts,
@@ -24,7 +25,6 @@ from crfield._core import arena as _arena
 from crfield.learning import (
     LEARNABLE,
     DatasetObjective,
-    Inference,
     Parameters,
     learn,
     make_loss,

@@ -19,6 +19,7 @@ from crfield import (
     DenseCRF,
     Diagonal,
     FeatureKernel,
+    Inference,
     InputError,
     Pairwise,
     Potts,
@@ -30,7 +31,7 @@ from crfield import (
     patterns,
 )
 from crfield.compat.pydensecrf import utils
-from crfield.learning import Inference, Parameters
+from crfield.learning import Parameters
 from crfield.show import pictures
 
 MODULES = (

@@ -126,15 +126,6 @@ def run_learn(arguments: argparse.Namespace) -> int:
                 dataset.n_labels, examples, loss, family=arguments.compatibility,
                 inference=inference, n_jobs=jobs,
             )
-            names, contexts = _words(arguments.learn), _words(arguments.context)
-            if contexts:
-                if "unary" not in names:
-                    raise InputError(
-                        f"--context is for the recalibration to look at, got --learn "
-                        f"{arguments.learn}; add unary to it."
-                    )
-                n_channels = np.size(examples[0].image) // np.size(examples[0].truth)
-                start = start.with_context(contexts, grid_dim, n_channels)
 
             def after_iteration(iteration: int, report: LearningReport) -> None:
                 nonlocal saved
@@ -144,7 +135,8 @@ def run_learn(arguments: argparse.Namespace) -> int:
                 progress.iteration_done(iteration, report)
 
             learned = learn(
-                start, examples, loss=loss, learn=names, optimizer=arguments.optimizer,
+                _with_context(start, arguments, examples[0]), examples, loss=loss,
+                learn=_words(arguments.learn), optimizer=arguments.optimizer,
                 max_iter=arguments.max_iter, tol=arguments.tol, n_jobs=jobs,
                 inference=inference, l2=_parse_l2(arguments.l2), seed=arguments.seed,
                 validation=None if validation is None else _Remembered(validation, shrink),
@@ -177,6 +169,20 @@ def _shrink(arguments: argparse.Namespace, dataset: FolderDataset) -> int:
         shapes = [np.shape(dataset[int(index)].truth) for index in chosen]
         arguments.shrink = fitting_factor(shapes, _ENOUGH_PIXELS)
     return as_count(arguments.shrink, "--shrink")
+
+
+def _with_context(start: DenseCRF, arguments: argparse.Namespace, example: Any) -> DenseCRF:
+    """The model to start from, with a recalibration that looks at what was asked for."""
+    contexts = _words(arguments.context)
+    if not contexts:
+        return start
+    if "unary" not in _words(arguments.learn):
+        raise InputError(
+            f"--context is for the recalibration to look at, got --learn {arguments.learn}; "
+            "add unary to it."
+        )
+    n_channels = np.size(example.image) // np.size(example.truth)
+    return start.with_context(contexts, np.ndim(example.truth), n_channels)
 
 
 def _words(argument: str) -> tuple[str, ...]:

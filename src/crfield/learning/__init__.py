@@ -1,7 +1,6 @@
 """Learning every parameter of a dense CRF."""
 
 from crfield._core.optimize import OPTIMIZERS
-from crfield.dense.inference import Inference
 from crfield.learning.baselines import (
     METRICS,
     Searched,
@@ -34,7 +33,6 @@ __all__ = [
     "OPTIMIZERS",
     "DatasetObjective",
     "Example",
-    "Inference",
     "Learned",
     "LearningReport",
     "Parameters",

@@ -63,7 +63,7 @@ class Example(Protocol):
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Contribution:
     """What one image contributes to the loss and its gradient."""
 
     totals: Totals
@@ -195,7 +195,7 @@ def image_totals(
 def evaluate_image(
     model: DenseCRF, example: Example, inference: Inference, loss: Loss, totals: Totals,
     learn: Sequence[str],
-) -> Evaluation:
+) -> Contribution:
     """Infer on one image and go back through it, given the totals of all images."""
     with lent_arena() as arena:
         run = unroll(model, example, inference, keep_states=True, arena=arena)
@@ -205,7 +205,7 @@ def evaluate_image(
 def evaluate_at_once(
     model: DenseCRF, examples: Sequence[Example], indices: Sequence[int], inference: Inference,
     loss: Loss, learn: Sequence[str],
-) -> list[Evaluation]:
+) -> list[Contribution]:
     """`evaluate_image` of images whose gradients need the totals of all of them.
 
     Their states wait for the totals while there is memory to spare, which saves the images that
@@ -245,11 +245,11 @@ def evaluate_at_once(
 
 def _evaluate(
     run: Unrolled, example: Example, loss: Loss, totals: Totals, learn: Sequence[str]
-) -> Evaluation:
+) -> Contribution:
     q = run.marginals
     truth = np.asarray(example.truth).reshape(-1)
     gradient = _gradient(run, loss, truth, totals, learn)
-    return Evaluation(loss.totals(q, truth), _count(q, truth, loss.void), gradient)
+    return Contribution(loss.totals(q, truth), _count(q, truth, loss.void), gradient)
 
 
 def _count(q: FloatArray, truth: NDArray[Any], void: int | None) -> Confusion:
@@ -379,7 +379,7 @@ class DatasetObjective:
             confusion=np.sum([entry.confusion for entry in entries], axis=0),
         )
 
-    def _evaluate(self, model: DenseCRF, chosen: Sequence[int]) -> list[Evaluation]:
+    def _evaluate(self, model: DenseCRF, chosen: Sequence[int]) -> list[Contribution]:
         learn = self.parameters.learn
         if not self.loss.separable and self.n_jobs == 1:
             return evaluate_at_once(

@@ -76,6 +76,8 @@ class Parameters:
             model = dataclasses.replace(model, recalibration=np.eye(n, n + 1))
         self.model = model
         self.project = project
+        # The model of the last vector, which is often asked for twice.
+        self._latest: tuple[bytes, DenseCRF] | None = None
         self._pieces: list[tuple[str, int | None, str, Vector]] = []
         if "unary" in self.learn:
             self._pieces.append(("unary", None, "recalibration", model.recalibration.ravel()))
@@ -148,21 +150,31 @@ class Parameters:
 
     def build(self, vector: Vector) -> DenseCRF:
         """The model with the values of the vector (P,)."""
-        terms = list(self.model.terms)
+        key = vector.tobytes()
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, self._build(vector)
+        return self._latest[1]
+
+    def _build(self, vector: Vector) -> DenseCRF:
         recalibration = self.model.recalibration
+        changes: list[dict[str, Any]] = [{} for _ in self.model.terms]
+        widths: list[dict[str, Any]] = [{} for _ in self.model.terms]
         for (group, number, name, _), values in zip(self._pieces, self._split(vector), strict=True):
             if number is None:
                 recalibration = values.reshape(recalibration.shape)
-            elif group == "compatibility":
-                compatibility = self._compatibility(terms[number].compatibility, values)
-                terms[number] = dataclasses.replace(terms[number], compatibility=compatibility)
+                continue
+            term = self.model.terms[number]
+            if group == "compatibility":
+                changes[number][group] = self._compatibility(term.compatibility, values)
             elif group == "weight":
-                terms[number] = dataclasses.replace(terms[number], weight=float(np.exp(values[0])))
+                changes[number][group] = float(np.exp(values[0]))
             else:
-                kernel = terms[number].kernel
-                widths = _decode_widths(values, getattr(kernel, name))
-                changed: Any = dataclasses.replace(kernel, **{name: widths})
-                terms[number] = dataclasses.replace(terms[number], kernel=changed)
+                widths[number][name] = _decode_widths(values, getattr(term.kernel, name))
+        terms = []
+        for term, changed, wide in zip(self.model.terms, changes, widths, strict=True):
+            if wide:
+                changed["kernel"] = dataclasses.replace(term.kernel, **wide)
+            terms.append(dataclasses.replace(term, **changed) if changed else term)
         return dataclasses.replace(self.model, terms=terms, recalibration=recalibration)
 
     def chain(self, vector: Vector, gradient: ModelGradient, grid_dim: int) -> Vector:

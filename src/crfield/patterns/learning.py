@@ -40,7 +40,7 @@ from crfield.patterns._checks import as_masks, as_nonnegative_scalar
 from crfield.patterns.files import describe
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
-from crfield.patterns.measures import LOSSES, Loss, as_loss, mask_scores
+from crfield.patterns.measures import LOSSES, MaskLoss, as_loss, mask_scores
 from crfield.patterns.model import PatternCRF
 from crfield.patterns.sampling import ORDER_OF_IMAGES, Chains, check_samplable
 
@@ -78,7 +78,7 @@ class PatternLearningResult:
 
 def learn_patterns(
     model: PatternCRF, inputs: PatternInputs, masks: Any, *,
-    validation: tuple[PatternInputs, Any] | None = None, loss: str | Loss = "iou",
+    validation: tuple[PatternInputs, Any] | None = None, loss: str | MaskLoss = "iou",
     objective: str = "expected_loss", learn: Collection[str] = LEARNABLE, n_epochs: int = 30,
     n_chains: int = 2, batch_size: int = 100, step_size: float = 1e-3, l2: float = 0.0,
     seed: int = 0, checkpoint: str | os.PathLike[str] | None = None, resume: bool = True,
@@ -276,7 +276,7 @@ class _Task:
     inputs: PatternInputs
     masks: NDArray[np.uint8]
     validation: tuple[PatternInputs, NDArray[np.uint8]] | None
-    loss: Loss
+    loss: MaskLoss
     objective: str
     learn: tuple[str, ...]
     n_chains: int
@@ -334,7 +334,7 @@ def _digest(description: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> 
     return digest.hexdigest()
 
 
-def _name_of(loss: Loss) -> str:
+def _name_of(loss: MaskLoss) -> str:
     """The word for one of our losses; for others, whose code cannot be compared, where it is."""
     for word, known in LOSSES.items():
         if loss is known:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from crfield._core.validate import InputError, as_array, as_choice
 
-Loss = Callable[[NDArray[Any], NDArray[Any]], NDArray[np.float64]]
+MaskLoss = Callable[[NDArray[Any], NDArray[Any]], NDArray[np.float64]]
 
 
 def mask_scores(labels: Any, masks: Any) -> NDArray[np.float64]:
@@ -39,10 +39,10 @@ def hamming_loss(labels: NDArray[Any], masks: NDArray[Any]) -> NDArray[np.float6
     return np.asarray((labels != masks).mean(1, dtype=np.float64))
 
 
-LOSSES: dict[str, Loss] = {"iou": iou_loss, "hamming": hamming_loss}
+LOSSES: dict[str, MaskLoss] = {"iou": iou_loss, "hamming": hamming_loss}
 
 
-def as_loss(loss: str | Loss) -> Loss:
+def as_loss(loss: str | MaskLoss) -> MaskLoss:
     """A loss by name, or any function of labels (n, I) and masks (n, I) to (n,) numbers."""
     if callable(loss):
         return loss
