@@ -14,9 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import InputError, as_count, as_floats, as_scalar, check_memory
+from crfield.dense.namespace import Array, library_of
 
 # Eigenvalues of a learned or rounded mu are trusted to this share of its norm.
 _RELATIVE_TOLERANCE = 1e-9
+
+# Eigenvalues that differ by less than this share of the largest are taken for one, by the bytes of
+# their type.
+_SAME_EIGENVALUES = {4: 1e-6, 8: 1e-12}
 
 Matrix = NDArray[np.float64]
 
@@ -63,11 +68,7 @@ class Compatibility:
 
     def project(self, n_labels: int) -> Symmetric:
         """The nearest compatibility with the guarantee: mu - P mu P + NSD(P mu P)."""
-        mu = self.matrix(n_labels)
-        centered = center(mu)
-        values, vectors = np.linalg.eigh(centered)
-        negative = (vectors * np.minimum(values, 0.0)) @ vectors.T
-        return Symmetric(mu - centered + 0.5 * (negative + negative.T))
+        return Symmetric(project(self.matrix(n_labels))[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ class Diagonal(Compatibility):
         alpha = as_floats(self.alpha, "alpha", np.dtype(np.float64))
         if alpha.ndim != 1 or alpha.size == 0:
             raise InputError(
-                f"alpha must have one number a label, got shape {alpha.shape}; pass (L,)."
+                f"alpha must have one number per label, got shape {alpha.shape}; pass (L,)."
             )
         object.__setattr__(self, "alpha", alpha.copy())
 
@@ -127,7 +128,7 @@ class Diagonal(Compatibility):
     def check_size(self, n_labels: int) -> None:
         if len(self.alpha) != n_labels:
             raise InputError(
-                f"alpha must have {n_labels} numbers, one a label, got {len(self.alpha)}; "
+                f"alpha must have {n_labels} numbers, one per label, got {len(self.alpha)}; "
                 "match n_labels."
             )
 
@@ -145,7 +146,7 @@ class Symmetric(Compatibility):
         if mu.ndim != 2 or mu.shape[0] != mu.shape[1] or mu.size == 0:
             raise InputError(
                 f"compatibility must be a square matrix (L, L), got shape {mu.shape}; "
-                "give one row and one column a label."
+                "give one row and one column per label."
             )
         with np.errstate(over="ignore"):
             skew = np.abs(mu - mu.T)
@@ -201,6 +202,33 @@ def _check_room(n_labels: int) -> None:
     )
 
 
-def center(mu: Matrix) -> Matrix:
-    """P mu P with P = I - 11'/L, (L, L) like mu."""
-    return np.asarray(mu - mu.mean(0, keepdims=True) - mu.mean(1, keepdims=True) + mu.mean())
+def center(mu: Array) -> Array:
+    """P mu P with P = I - 11'/L, (L, L) like mu, an array or a tensor."""
+    return mu - mu.mean(0)[None] - mu.mean(1)[:, None] + mu.mean()
+
+
+def project(mu: Array) -> tuple[Array, tuple[Array, Array]]:
+    """mu - P mu P + NSD(P mu P) of a symmetric mu (L, L), an array or a tensor, and the eigenvalues
+    (L,) and eigenvectors (L, L) of P mu P, from which `project_gradient` goes back.
+    """
+    centered = center(mu)
+    values, vectors = library_of(mu).linalg.eigh(centered)
+    negative = (vectors * library_of(mu).clip(values, None, 0.0)) @ vectors.T
+    return mu - centered + 0.5 * (negative + negative.T), (values, vectors)
+
+
+def project_gradient(g: Array, values: Array, vectors: Array) -> Array:
+    """The adjoint derivative of `project`, applied to g (L, L).
+
+    By Daleckii and Krein, whose divided differences stay finite where eigenvalues coincide.
+    """
+    library = library_of(values)
+    clipped, slope = library.clip(values, None, 0.0), library.clip(-library.sign(values), 0.0, None)
+    gap = values[:, None] - values
+    same = abs(gap) <= _SAME_EIGENVALUES[values.dtype.itemsize] * abs(values).max()
+    divided = library.where(
+        same, 0.5 * (slope[:, None] + slope),
+        (clipped[:, None] - clipped) / library.where(same, library.ones_like(gap), gap),
+    )
+    inner = vectors @ (divided * (vectors.T @ g @ vectors)) @ vectors.T
+    return g - center(g) + center(inner)

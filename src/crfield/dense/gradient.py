@@ -79,7 +79,7 @@ def backpropagate(
     """
     widths = [w and len(trace) > 1 for w in widths]
     if isinstance(problem, FusedProblem):
-        b = softmax_jacobian(trace[-1].stored, by_log)
+        b = softmax_jacobian(trace[-1].marginals, by_log)
         fused = _FusedBack(problem, widths, trace[-1])
         go_back(fused, trace, b)
         return fused.total()
@@ -139,7 +139,9 @@ class _ReadableBack:
         g = self._through_term(0, b, old, new, self._sum)
         for m in range(1, len(self._by_mu)):
             g += self._through_term(m, b, old, new, self._part)
-        g *= old.stored
+        if self._problem.algorithm != "concave" or new.shift:
+            self._add_self_pairs(b, old, new, g)
+        g *= old.marginals
         return apply_jacobian(self._problem, old, g)
 
     def finish(self, b: Array, start: State) -> None:
@@ -153,32 +155,34 @@ class _ReadableBack:
     def _through_term(
         self, m: int, b: Array, old: State, new: State, out: Array | None
     ) -> Array:
-        """A term's share of dL/dq_old, adding up what b says of its mu and features."""
-        problem, term, by_mu, gradient = (
-            self._problem, self._problem.terms[m], self._by_mu[m], self._features[m]
-        )
-        assert new.shift is not None
+        """K' b mu of a term, adding up what b K q_old says of its mu and features."""
+        problem, gradient = self._problem, self._features[m]
+        operator = problem.terms[m].operator
         if gradient is None:
-            filtered = term.operator.apply_transpose(b, out=self._spare)
-            by_mu += filtered.T @ old.stored
-            g = term.times_mu(filtered, out=out)
-        else:
-            pushed = term.times_mu(b, out=self._spare)
-            filtered = problem.filtered(old, m)
-            by_mu += b.T @ filtered
-            g = gradient.add(pushed, old.stored, filtered, out=out)
-            if problem.diagonals[m] is not None:
-                # k_ii stands in Psi with q_old, and in s as well with q_old - q_new.
-                owner = new.stored if problem.algorithm == "cccp" else old.stored
-                gradient.add_diagonal(-row_dots(pushed, owner))
-        beside = problem.beside(m, new.shift)
-        if beside is not None:  # with q_old, in e beside K q_old
-            own = beside * b
-            by_mu += own.T @ old.stored
-            g += term.times_mu(own)
-        if not problem.is_softmax(new.shift):  # s with q_new
-            by_mu -= (problem.inside(m, new.shift) * b).T @ new.stored
-        return g
+            filtered = operator.apply_transpose(b, out=self._spare)
+            self._by_mu[m] += filtered.T @ old.marginals
+            return problem.times_mu(m, filtered, out=out)
+        pushed = problem.times_mu(m, b, out=self._spare)
+        filtered = old.filtered[m] if old.filtered else operator.apply(old.marginals)
+        self._by_mu[m] += b.T @ filtered
+        if problem.diagonals[m] is not None:
+            # k_ii stands in Psi with q_old, and in s as well with q_old - q_new.
+            owner = new.marginals if problem.algorithm == "cccp" else old.marginals
+            gradient.add_diagonal(-row_dots(pushed, owner))
+        return gradient.add(pushed, old.marginals, filtered, out=out)
+
+    def _add_self_pairs(self, b: Array, old: State, new: State, g: Array) -> None:
+        """Add to dL/dq_old and by mu what stands in e beside mu K q_old, and with s q_new."""
+        problem = self._problem
+        assert new.shift is not None
+        for m, by_mu in enumerate(self._by_mu):
+            beside = problem.beside(m, new.shift)
+            if beside is not None:
+                own = beside * b
+                by_mu += own.T @ old.marginals
+                g += problem.times_mu(m, own)
+            if not problem.is_softmax(new.shift):
+                by_mu -= (problem.inside(m, new.shift) * b).T @ new.marginals
 
 
 class _FusedBack:
@@ -211,7 +215,7 @@ def softmax_jacobian(q: Array, by_log: Array) -> Array:
 
 def apply_jacobian(problem: Problem, state: State, by_log: Array) -> Array:
     """A g (N, L), the gradient by the energies of the update that led to a state, from h = q g."""
-    q = state.stored
+    q = state.marginals
     if state.shift is None or problem.is_softmax(state.shift):
         return softmax_jacobian(q, by_log)
     if not problem.coupled:

@@ -69,19 +69,13 @@ class State:
     slot : where a fused form keeps what it made of the marginals.
     """
 
-    marginals: Array | None
+    marginals: Array
     free_energy: float = math.nan
     change: float = math.inf
     shift: float | None = None
     message: Array | None = None
     filtered: tuple[Array, ...] = ()
     slot: int = 0
-
-    @property
-    def stored(self) -> Array:
-        """The marginals of a state that has them."""
-        assert self.marginals is not None
-        return self.marginals
 
 
 class Descent(Protocol):
@@ -143,14 +137,14 @@ def run_parallel(
             trace.append(state)
         history.append(state.free_energy)
         if callback is not None and callback(
-            iteration, _read_only(state.stored), state.free_energy
+            iteration, _read_only(state.marginals), state.free_energy
         ):
             status = InferenceStatus.CALLBACK
             break
         if tol > 0 and state.change <= tol:
             status = InferenceStatus.CONVERGED
             break
-    return Outcome(state.stored, np.array(history), len(history) - 1, status, shifts)
+    return Outcome(state.marginals, np.array(history), len(history) - 1, status, shifts)
 
 
 def _ceiling(problem: Descent, state: State) -> float:

@@ -169,8 +169,8 @@ class DenseCRF:
         """
         n_threads = thread_count(threads)
         inference = Inference(
-            self.chosen_algorithm(algorithm), filter, filter_tol,
-            self.chosen_max_iter(max_iter), tol, n_threads,
+            self.algorithm if algorithm is None else algorithm, filter, filter_tol,
+            self.max_iter if max_iter is None else max_iter, tol, n_threads,
         )
         _check_options(callback, kept)
         values = as_array(unary, "unary")
@@ -194,18 +194,18 @@ class DenseCRF:
         kept: KeptFilters | None, *, check: bool,
     ) -> InferenceResult:
         """Inference on checked costs (*grid, L), `most` a bound on them if one is known."""
-        assert inference.algorithm is not None
-        assert inference.max_iter is not None
+        algorithm = inference.algorithm or DEFAULT_ALGORITHM
+        max_iter = DEFAULT_MAX_ITER if inference.max_iter is None else inference.max_iter
         assert inference.threads is not None
         flat = observation.select(costs.reshape(-1, self.n_labels))
         centered, offset = center_costs(flat, inference.threads, most)
         terms = build_terms(self.terms, observation, costs.dtype, inference, kept)
-        guarded = check_guarantee(terms, inference.algorithm, self.n_labels, check)
+        guarded = check_guarantee(terms, algorithm, self.n_labels, check)
         problem = make_problem(
-            centered, terms, inference.algorithm, inference.threads, fused=start is None
+            centered, terms, algorithm, inference.threads, fused=start is None
         )
         outcome = run_parallel(
-            problem, init=start, max_iter=inference.max_iter, tol=inference.tol, guarded=guarded,
+            problem, init=start, max_iter=max_iter, tol=inference.tol, guarded=guarded,
             callback=None if callback is None else _with_offset(callback, offset),
         )
         return InferenceResult(
@@ -279,12 +279,6 @@ class DenseCRF:
         if algorithm is None:
             return DEFAULT_ALGORITHM if self.algorithm is None else self.algorithm
         return as_choice(algorithm, "algorithm", ALGORITHMS)
-
-    def chosen_max_iter(self, max_iter: int | None) -> int:
-        """The most iterations asked for, or the model's number if that is None."""
-        if max_iter is None:
-            return DEFAULT_MAX_ITER if self.max_iter is None else self.max_iter
-        return max_iter
 
     def unary_features(self, costs: FloatArray, observation: Observation) -> FloatArray:
         """What the recalibration sees of costs (*grid, L): the costs, then the context.

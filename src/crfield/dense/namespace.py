@@ -42,11 +42,11 @@ def row_dots(x: Array, y: Array) -> Array:
     return np.einsum("il,il->i", x, y) if isinstance(x, np.ndarray) else (x * y).sum(1)
 
 
+def cast(x: Array, like: Array) -> Array:
+    """x in the type of `like`, and on its device."""
+    return x.astype(like.dtype) if isinstance(x, np.ndarray) else x.to(like)
+
+
 def zeros(like: Array, *shape: int) -> Array:
     """Zeros to sum up numbers such as those of `like`; sums of arrays are in float64."""
     return np.zeros(shape) if isinstance(like, np.ndarray) else like.new_zeros(shape)
-
-
-def inverse_root(x: Array) -> Array:
-    """1 / sqrt(x)."""
-    return 1.0 / np.sqrt(x) if isinstance(x, np.ndarray) else x.rsqrt()

@@ -21,16 +21,18 @@ from crfield._core.validate import (
     image_spacing,
     shown,
 )
+from crfield.dense.namespace import Array, cast, library_of
 
 # Integer images are brought to the customary 0..255 scale, so that one color width fits them all.
 INTEGER_SCALE = {"uint8": 1.0, "uint16": 255.0 / 65535.0, "bool": 255.0}
 
-# Linear sRGB to CIE XYZ (D65).
-RGB_TO_XYZ = np.array(
-    [[0.4124564, 0.3575761, 0.1804375],
-     [0.2126729, 0.7151522, 0.0721750],
-     [0.0193339, 0.1191920, 0.9503041]]
-)
+# Linear sRGB to CIE XYZ (D65), (3, 3), one column per coordinate and divided by white's.
+_RGB_TO_XYZ = [
+    [column[c] / sum(column) for column in (
+        (0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750),
+        (0.0193339, 0.1191920, 0.9503041),
+    )] for c in range(3)
+]
 
 
 @dataclass(frozen=True)
@@ -230,21 +232,26 @@ def observe(
     )
 
 
-def rgb_to_lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
-    """CIE Lab (D65) of sRGB values (N, 3) in 0..255; L in 0..100, a and b about -100..100."""
-    if rgb.shape[1] != 3:
+def rgb_to_lab(rgb: Array) -> Array:
+    """CIE Lab (D65) of sRGB values (..., 3) in 0..255, an array or a tensor; L in 0..100, a and b
+    about -100..100.
+    """
+    if rgb.shape[-1] != 3:
         raise InputError(
-            f"image must have 3 channels for Lab color, got {rgb.shape[1]}; "
+            f"image must have 3 channels for Lab color, got {rgb.shape[-1]}; "
             'pass an RGB image or use color_space="rgb".'
         )
-    s = np.clip(rgb / 255.0, 0.0, 1.0)
-    linear = np.where(s <= 0.04045, s / 12.92, ((s + 0.055) / 1.055) ** 2.4)
-    xyz = linear @ RGB_TO_XYZ.T / RGB_TO_XYZ.sum(1)
+    library = library_of(rgb)
+    s = library.clip(rgb / 255.0, 0.0, 1.0)
+    # Both branches are differentiable everywhere, also where they are not taken.
+    power = ((library.clip(s, 0.04045, None) + 0.055) / 1.055) ** 2.4
+    linear = library.where(s <= 0.04045, s / 12.92, power)
+    xyz = linear @ cast(library.asarray(_RGB_TO_XYZ, dtype=rgb.dtype), rgb)
     edge = 6.0 / 29.0
-    f = np.where(xyz > edge**3, np.cbrt(xyz), xyz / (3 * edge**2) + 4.0 / 29.0)
-    return np.stack(
-        [116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], axis=1
-    )
+    root = library.clip(xyz, edge**3, None) ** (1.0 / 3.0)
+    f = library.where(xyz > edge**3, root, xyz / (3 * edge**2) + 4.0 / 29.0)
+    x, y, z = f[..., 0], f[..., 1], f[..., 2]
+    return library.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], -1)
 
 
 def _check_image(image: Any, grid: tuple[int, ...]) -> NDArray[Any]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from crfield._core.validate import LARGEST_COMPATIBILITY, FloatArray, InputError, as_scalar, shown
 from crfield.dense.compatibility import Compatibility, Matrix
-from crfield.dense.filters import KeptFilters, KernelOperator, make_filter
+from crfield.dense.filters import KeptFilters, KernelOperator
+from crfield.dense.filters.choice import as_features, choose_filter
 from crfield.dense.inference import Inference
 from crfield.dense.kernels import Kernel
 from crfield.dense.observation import GridFeatures, Observation
@@ -63,19 +64,11 @@ class Term:
         """weight mu, (L, L)."""
         return self.weight * self.compatibility.matrix(n_labels)
 
-    def attraction(self, like: FloatArray) -> FloatArray | None:
-        """a (L,) of the type of `like` (N, L) with weight mu = -diag(a) up to a constant and
-        a >= 0, or None if there is no such a.
+    def attraction(self, n_labels: int) -> Matrix | None:
+        """a (L,) with weight mu = -diag(a) up to a constant and a >= 0, or None if there is none.
         """
-        found = self.compatibility.attraction(like.shape[1]) if self.weight >= 0 else None
-        return None if found is None else (self.weight * found).astype(like.dtype)
-
-    def times_mu(self, x: FloatArray, out: FloatArray | None = None) -> FloatArray:
-        """weight x mu for x (N, L), up to a constant in each row, which no update sees."""
-        found = self.compatibility.attraction(x.shape[1])
-        if found is not None:
-            return np.multiply(x, (-self.weight * found).astype(x.dtype), out=out)
-        return np.matmul(x, self.matrix(x.shape[1]).astype(x.dtype), out=out)
+        found = self.compatibility.attraction(n_labels) if self.weight >= 0 else None
+        return None if found is None else self.weight * found
 
 
 def build_terms(
@@ -91,10 +84,12 @@ def build_terms(
     def build(kernel: Kernel) -> tuple[FloatArray | GridFeatures, KernelOperator]:
         scaled: FloatArray | GridFeatures | None = kernel.grid_features(observation, dtype)
         if scaled is None:
-            scaled = np.ascontiguousarray(kernel.scaled_features(observation), dtype=dtype)
-        return scaled, make_filter(
-            scaled, kernel, inference.filter, filter_tol=inference.filter_tol,
-            threads=inference.threads, n_whole=observation.n_whole,
+            scaled = as_features(
+                np.ascontiguousarray(kernel.scaled_features(observation), dtype=dtype)
+            )
+        return scaled, choose_filter(
+            scaled, kernel.shape, kernel.normalization, inference.filter, inference.filter_tol,
+            inference.threads, observation.n_whole,
         )
 
     settings = (dtype.str, inference.filter, inference.filter_tol, inference.threads)

@@ -10,6 +10,7 @@ All of them can be run by `crfield.dense.meanfield.run_parallel`, whose notation
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from crfield._core.validate import FloatArray, check_memory
 from crfield.dense.compatibility import center
 from crfield.dense.filters import TableFilter
 from crfield.dense.meanfield import State
-from crfield.dense.namespace import Array, library_of, logsumexp, softmax
+from crfield.dense.namespace import Array, cast, library_of, logsumexp, softmax
 from crfield.dense.pairwise import Term
 
 _SMALL_COST = 64.0  # float32 numbers up to here are exact to 4e-6
@@ -80,9 +81,35 @@ class Problem:
         self.algorithm = algorithm
         without_self = algorithm != "concave"
         self.diagonals = [t.operator.diagonal() if without_self else None for t in terms]
-        # a where mu = -diag(a) up to a constant, which makes the equations of a variable separate.
-        self.attractions = [t.attraction(unary) for t in terms]
-        self.coupled = any(a is None for a in self.attractions)
+
+    @functools.cached_property
+    def attractions(self) -> list[Array | None]:
+        """Of each term a where mu = -diag(a) up to a constant, which makes the equations of a
+        variable separate, and None otherwise.
+        """
+        found = [t.attraction(self.unary.shape[1]) for t in self.terms]
+        return [None if a is None else cast(a, self.unary) for a in found]
+
+    @functools.cached_property
+    def matrices(self) -> list[Array | None]:
+        """mu (L, L) of the terms without an attraction."""
+        n_labels = self.unary.shape[1]
+        return [
+            cast(t.matrix(n_labels), self.unary) if a is None else None
+            for t, a in zip(self.terms, self.attractions, strict=True)
+        ]
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the equations of a variable do not separate."""
+        return any(a is None for a in self.attractions)
+
+    def times_mu(self, m: int, x: Array, out: Array | None = None) -> Array:
+        """x mu of a term for x (N, L), up to a constant in each row, which no update sees."""
+        attraction, library = self.attractions[m], library_of(x)
+        if attraction is None:
+            return library.matmul(x, self.matrices[m], out=out)
+        return library.multiply(x, -attraction, out=out)
 
     def start(self, marginals: Array | None, *, store: bool = True) -> State:
         """The state at the given marginals, or at softmax(-u); all states are stored."""
@@ -91,12 +118,12 @@ class Problem:
     def step(self, old: State, shift: float, *, store: bool = True) -> State:
         """The update from `old`; `shift` is the extra strength as a share of |K|'s bound."""
         energy = self.unary
-        for m, term in enumerate(self.terms):
+        for m in range(len(self.terms)):
             message = self.filtered(old, m)
             beside = self.beside(m, shift)
             if beside is not None:
-                message = message + beside * old.stored
-            energy = energy + term.times_mu(message)
+                message = message + beside * old.marginals
+            energy = energy + self.times_mu(m, message)
         if self.is_softmax(shift):
             return State(softmax(-energy), shift=shift)
         return State(solve_self_pairs(energy, self.alpha(shift)), shift=shift)
@@ -109,7 +136,7 @@ class Problem:
         """K^(m) q, kept with the state or computed."""
         if state.filtered:
             return state.filtered[m]
-        return self.terms[m].operator.apply(state.stored)
+        return self.terms[m].operator.apply(state.marginals)
 
     def beside(self, m: int, shift: float) -> Array | float | None:
         """The factor of mu q_old that e has beside mu K q_old: a number, (N, 1), or None for 0."""
@@ -131,7 +158,9 @@ class Problem:
 
     def alpha(self, shift: float) -> Array:
         """sum_m s^(m) a^(m), (N, L) or what broadcasts to it, in an update that is no softmax."""
-        parts = [self.inside(m, shift) * a for m, a in enumerate(self.attractions)]
+        parts: list[Array] = [
+            a * self.inside(m, shift) for m, a in enumerate(self.attractions) if a is not None
+        ]
         return sum(parts[1:], parts[0])
 
     def buffer(self) -> Array | None:
@@ -169,18 +198,19 @@ class NativeProblem(Problem):
         self._mu = [
             (t.weight * t.compatibility.native_values(n_labels)).astype(unary.dtype) for t in terms
         ]
-        # mu as the update needs it: a, and P mu P for all terms where one of them has none.
-        self.update_mu = [
-            center(t.matrix(n_labels)) if self.coupled else a
-            for t, a in zip(terms, self.attractions, strict=True)
-        ]
-        flat = [np.empty(0), *map(np.ravel, self.update_mu)]
-        self._flat_update_mu = np.concatenate(flat).astype(unary.dtype)
         # Two sets of buffers, the state before a step and after it: fresh pages cost more than the
         # arithmetic.
         self._filtered = self._like(unary)
         self._marginals = [] if keep_states else [self._like(unary) for _ in range(2)]
         self._messages = [self._like(unary) for _ in range(2)]
+
+    @functools.cached_property
+    def update_mu(self) -> list[FloatArray]:
+        """mu as the update needs it: a, and P mu P for all terms where one of them has none."""
+        if not self.coupled:
+            return [np.asarray(a) for a in self.attractions]
+        n_labels = self.unary.shape[1]
+        return [center(t.matrix(n_labels)) for t in self.terms]
 
     def start(self, marginals: FloatArray | None, *, store: bool = True) -> State:
         """The state at the given marginals, or at softmax(-u); all states are stored."""
@@ -209,14 +239,14 @@ class NativeProblem(Problem):
         extras: list[float] = []
         if not self.is_softmax(shift):
             extras = [self._extra(m, shift) for m in range(len(self.terms))]
-        sums = self._solve(other, old.stored, extras, q)
+        sums = self._solve(other, old.marginals, extras, q)
         return self._complete(q, sums, shift, current)
 
     def send(self, state: State, message: FloatArray) -> None:
         """Psi q of a state, written to `message`."""
         if not self.terms:
             message.fill(0.0)
-        q = state.stored
+        q = state.marginals
         kept = []
         for m, term in enumerate(self.terms):
             code, mu, diagonal = term.compatibility.native_code, self._mu[m], self.diagonals[m]
@@ -237,14 +267,15 @@ class NativeProblem(Problem):
         self, message: FloatArray, old: FloatArray, extras: list[float], out: FloatArray
     ) -> tuple[float, float, float]:
         """Entropy and linear term of the new marginals, and their change."""
-        plain = not extras
-        strengths = self.diagonals if self.algorithm == "cccp" else [None] * len(self.terms)
+        strengths: list[FloatArray | None] = []
+        mu, coupled = np.empty(0, out.dtype), False
+        if extras:
+            strengths = self.diagonals if self.algorithm == "cccp" else [None] * len(extras)
+            mu = np.concatenate([x.ravel() for x in self.update_mu]).astype(out.dtype)
+            coupled = self.coupled
         sums: tuple[float, float, float] = _native.update_marginals(
-            self.unary, message, old,
-            [] if plain else strengths,
-            np.array(extras, self.unary.dtype),
-            self._flat_update_mu[:0] if plain else self._flat_update_mu,
-            self.coupled and not plain, out, self._threads,
+            self.unary, message, old, strengths, np.array(extras, out.dtype), mu, coupled, out,
+            self._threads,
         )
         return sums
 
@@ -360,7 +391,7 @@ class FusedProblem:
         given : b, where it does not follow from the state after this one.
         by_mu : (terms, L, L).
         """
-        self._native.step_back(state.slot - 1, state.stored, given, first, total, by_mu)
+        self._native.step_back(state.slot - 1, state.marginals, given, first, total, by_mu)
 
     def want_features(self, wanted: Sequence[bool]) -> None:
         """Let steps back sum up the derivatives by the features of these terms."""
@@ -421,11 +452,11 @@ class Sweeps:
 
     def step(self, old: State, shift: float, *, store: bool) -> State:
         """The state after all variables have had their turn."""
-        q = old.stored.copy()
+        q = old.marginals.copy()
         for i in range(len(q)):
             e = self.unary[i] + sum((kernel[i] @ q) @ mu for kernel, mu in self._pairs)
             q[i] = softmax(-e[None])[0]
-        change = float(np.abs(q - old.stored).max(initial=0.0))
+        change = float(np.abs(q - old.marginals).max(initial=0.0))
         return State(q, self._free_energy(q), change, shift)
 
     def readable(self) -> Sweeps:

@@ -19,7 +19,14 @@ import numpy as np
 
 from crfield._core.optimize import Vector
 from crfield._core.validate import InputError, shown
-from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetric, center
+from crfield.dense.compatibility import (
+    Compatibility,
+    Diagonal,
+    Potts,
+    Symmetric,
+    project,
+    project_gradient,
+)
 from crfield.dense.kernels import Kernel
 from crfield.dense.model import DenseCRF
 
@@ -225,7 +232,7 @@ class Parameters:
             return np.asarray(-np.diag(by_mu) * np.exp(values))
         symmetric = 0.5 * (by_mu + by_mu.T)
         if self.project:
-            symmetric = _chain_projection(_from_triangle(values), symmetric)
+            symmetric = project_gradient(symmetric, *project(_from_triangle(values))[1])
         rows, columns = np.triu_indices(len(symmetric))
         return np.asarray(symmetric[rows, columns] * np.where(rows == columns, 1.0, 2.0))
 
@@ -273,21 +280,6 @@ def _from_triangle(values: Vector) -> Vector:
     mu = np.zeros((n, n))
     mu[np.triu_indices(n)] = values
     return mu + np.triu(mu, 1).T
-
-
-def _chain_projection(mu: Vector, g: Vector) -> Vector:
-    """The adjoint derivative of mu - PmuP + NSD(PmuP) at mu, applied to g (Daleckii and Krein)."""
-    values, vectors = np.linalg.eigh(center(mu))
-    clipped = np.minimum(values, 0.0)
-    gap = values[:, None] - values[None, :]
-    slope = (values < 0).astype(float)
-    same = np.abs(gap) < 1e-12 * max(float(np.abs(values).max()), 1e-300)
-    divided = np.where(
-        same, 0.5 * (slope[:, None] + slope[None, :]),
-        (clipped[:, None] - clipped[None, :]) / np.where(same, 1.0, gap),
-    )
-    inner = vectors @ (divided * (vectors.T @ g @ vectors)) @ vectors.T
-    return np.asarray(g - center(g) + center(inner))
 
 
 def _learned_widths(kernel: Kernel) -> list[str]:

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.threads import thread_count
 from crfield._core.validate import FloatArray, InputError, check_memory
-from crfield.dense.namespace import Array, inverse_root, library_of, row_dots
+from crfield.dense.namespace import Array, library_of, row_dots
 
 
 class FeatureGradient(Protocol):
@@ -80,7 +79,7 @@ class NormalizedOperator:
             return None, None
         rows = self.row_sums()
         if self.normalization == "symmetric":
-            root = inverse_root(rows)
+            root = self.inverse_root(rows)
             return root, root
         return (1.0 / rows, None) if self.normalization == "before" else (None, 1.0 / rows)
 
@@ -155,6 +154,11 @@ class NormalizedOperator:
     def start_gradient(self) -> NormalizedGradient:
         """A sum of derivatives by the features, to be added to."""
         return NormalizedGradient(self)
+
+    @staticmethod
+    def inverse_root(rows: Array) -> Array:
+        """rows^(-1/2), (N,)."""
+        return 1.0 / np.sqrt(rows)
 
     def identity(self, n_columns: int) -> Array:
         """The first columns of I, (N, n_columns), as an array or tensor that K takes."""
@@ -247,17 +251,17 @@ class NativeFilter(NormalizedOperator):
     n : number of variables N.
     dtype : float32 or float64, of the work.
     normalization : "symmetric", "before", "after" or "none".
-    threads : native threads, None for all cores.
+    threads : native threads.
     scale : what the native operator's mass is to be multiplied by, which other normalizations than
         "none" do anyway.
     """
 
     def __init__(
-        self, native: Any, n: int, dtype: np.dtype[Any], normalization: str, threads: int | None,
-        *, scale: float = 1.0,
+        self, native: Any, n: int, dtype: np.dtype[Any], normalization: str, threads: int, *,
+        scale: float = 1.0,
     ) -> None:
         self._native = native
-        self._threads = thread_count(threads)
+        self._threads = threads
         self.n_variables = n
         self.dtype = dtype
         self.normalization = normalization
@@ -319,7 +323,7 @@ class TableFilter(NativeFilter):
 
     def __init__(
         self, native: Any, n: int, dim: int, dtype: np.dtype[Any], normalization: str,
-        threads: int | None, *, scale: float,
+        threads: int, *, scale: float,
     ) -> None:
         self.n_features = dim
         self.n_vertices = native.n_vertices

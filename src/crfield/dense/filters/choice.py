@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from crfield._core.threads import thread_count
 from crfield._core.validate import FloatArray, InputError, as_choice, as_floats, as_scalar, shown
 from crfield.dense.filters.base import KernelOperator
 from crfield.dense.filters.exact import ExactFilter
@@ -17,6 +18,22 @@ FILTERS = ("auto", "lattice", "exact")
 
 # Up to here the exact sum takes no longer than building a lattice.
 SMALL = 2048
+
+
+def as_features(features: Any) -> FloatArray:
+    """Scaled features (N, D) that no filter chokes on."""
+    values = as_floats(features, "features")
+    if values.ndim != 2:
+        raise InputError(
+            f"features must have shape (N, D), got {values.shape}; give one row per variable."
+        )
+    largest = float(np.abs(values).max(initial=0.0))
+    if not largest <= LARGEST_FEATURE:
+        raise InputError(
+            f"features must not exceed {LARGEST_FEATURE:.1e} in magnitude, got {largest:.3g}; "
+            "divide them by larger widths."
+        )
+    return values
 
 
 def make_filter(
@@ -43,20 +60,19 @@ def make_filter(
         raise InputError(
             f"filter_tol must be at least 0 and below 1, got {filter_tol:g}; 0 skips nothing."
         )
-    thread_count(threads)
     if not isinstance(features, GridFeatures):
-        features = as_floats(features, "features")
-        if features.ndim != 2:
-            raise InputError(
-                f"features must have shape (N, D), got {features.shape}; give one row per variable."
-            )
-        largest = float(np.abs(features).max(initial=0.0))
-        if not largest <= LARGEST_FEATURE:
-            raise InputError(
-                f"features must not exceed {LARGEST_FEATURE:.1e} in magnitude, got {largest:.3g}; "
-                "divide them by larger widths."
-            )
-    gaussian = kernel.shape == "gaussian"
+        features = as_features(features)
+    return choose_filter(
+        features, kernel.shape, kernel.normalization, filter, filter_tol, threads, n_whole
+    )
+
+
+def choose_filter(
+    features: FloatArray | GridFeatures, shape: str, normalization: str, filter: str,
+    filter_tol: float, threads: int | None, n_whole: int | None = None,
+) -> KernelOperator:
+    """`make_filter` of checked arguments; shape and normalization are those of the kernel."""
+    gaussian = shape == "gaussian"
     if filter == "auto":
         count = features.shape[0] if n_whole is None else n_whole
         fits = gaussian and count > SMALL and features.shape[1] <= MAX_DIM
@@ -64,15 +80,14 @@ def make_filter(
     if filter == "exact":
         dense = features.dense() if isinstance(features, GridFeatures) else features
         return ExactFilter(
-            dense, shape=kernel.shape, normalization=kernel.normalization, filter_tol=filter_tol,
-            threads=threads,
+            dense, shape=shape, normalization=normalization, filter_tol=filter_tol, threads=threads
         )
     if not gaussian:
         raise InputError(
-            f"the lattice takes Gaussian kernels only, got shape {kernel.shape!r}; "
+            f"the lattice takes Gaussian kernels only, got shape {shape!r}; "
             'use filter="exact" or "auto".'
         )
     if filter == "grid":
         assert isinstance(features, GridFeatures)
-        return GridFilter(features, normalization=kernel.normalization, threads=threads)
-    return LatticeFilter(features, normalization=kernel.normalization, threads=threads)
+        return GridFilter(features, normalization=normalization, threads=threads)
+    return LatticeFilter(features, normalization=normalization, threads=threads)

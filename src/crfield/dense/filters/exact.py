@@ -29,11 +29,10 @@ class ExactFilter(NativeFilter):
         self._features = features
         n = features.shape[0]
         build = _native.ExactSum64 if features.dtype == np.float64 else _native.ExactSum32
-        native = build(
-            features, _SHAPE_CODES[shape], filter_tol, thread_count(threads)
-        )
+        n_threads = thread_count(threads)
+        native = build(features, _SHAPE_CODES[shape], filter_tol, n_threads)
         self.active_fraction = native.active_fraction
-        super().__init__(native, n, features.dtype, normalization, threads)
+        super().__init__(native, n, features.dtype, normalization, n_threads)
 
     def spectral_bound(self) -> float:
         if self._shape != "sinc":

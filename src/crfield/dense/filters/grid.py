@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from crfield._core import _native
+from crfield._core.threads import thread_count
 from crfield._core.validate import FloatArray, InputError
 from crfield.dense.filters.base import TableFilter
 from crfield.dense.observation import GridFeatures
@@ -38,7 +39,9 @@ class GridFilter(TableFilter):
         native = build([axis.tolist() for axis in axes])
         # The filter's mass is one node's volume, the Gaussian's (2 pi)^(D/2).
         scale = (2.0 * math.pi) ** (dim / 2.0) / SPACING**dim
-        super().__init__(native, n, dim, features.dtype, normalization, threads, scale=scale)
+        super().__init__(
+            native, n, dim, features.dtype, normalization, thread_count(threads), scale=scale
+        )
 
     @staticmethod
     def suits(features: FloatArray | GridFeatures) -> bool:

@@ -33,15 +33,16 @@ class LatticeFilter(TableFilter):
                 f"the lattice takes 1 to {MAX_DIM} feature dimensions, got {dim}; "
                 'use filter="exact".'
             )
+        n_threads = thread_count(threads)
         build = _native.Lattice64 if features.dtype == np.float64 else _native.Lattice32
         if isinstance(features, GridFeatures):
             assert not one_order
             axes = [axis.tolist() for axis in features.axes]
             colors = np.empty((0, 0)) if features.colors is None else features.colors
-            native = build(axes, colors, features.factors.tolist(), thread_count(threads))
+            native = build(axes, colors, features.factors.tolist(), n_threads)
         else:
-            native = build(features, one_order, thread_count(threads))
+            native = build(features, one_order, n_threads)
         # Splat, blur and slice spread mass 1 over vertices of volume (2/3)^(-D/2) / sqrt(D + 1);
         # the Gaussian's mass is (2 pi)^(D/2).
         scale = (4.0 * math.pi / 3.0) ** (dim / 2.0) * math.sqrt(dim + 1.0)
-        super().__init__(native, n, dim, features.dtype, normalization, threads, scale=scale)
+        super().__init__(native, n, dim, features.dtype, normalization, n_threads, scale=scale)

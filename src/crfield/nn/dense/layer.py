@@ -16,10 +16,15 @@ from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Spatial
 from crfield.dense.model import DenseCRF as Model
 from crfield.dense.pairwise import Pairwise
-from crfield.nn.dense.features import is_on_grid, scaled_features, scaled_positions
 from crfield.nn.dense.function import mean_field
-from crfield.nn.dense.parameters import LEARNABLE, PairwiseParameters
 from crfield.nn.dense.run import GRADIENTS, RunSettings, TermSettings
+from crfield.nn.dense.term import (
+    LEARNABLE,
+    PairwiseParameters,
+    is_on_grid,
+    scaled_features,
+    scaled_positions,
+)
 from crfield.nn.tensors import check_logits, check_tensor
 
 OUTPUTS = ("logits", "marginals")

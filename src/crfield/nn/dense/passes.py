@@ -87,7 +87,7 @@ class FusedRun(TensorRun):
         if self._trace is None:
             self._trace = self._iterate(keep=True)
         max_iter, n_terms = len(self._trace) - 1, len(self._plain)
-        b = softmax_jacobian(self._last.stored, self._by_log(given)).contiguous()
+        b = softmax_jacobian(self._last.marginals, self._by_log(given)).contiguous()
         wanted = tuple(bool(w) and max_iter > 0 for w in widths)
         normalized = self._normalized
         total, by_factor, *by_features = replay(
@@ -259,11 +259,11 @@ class _PassesBack:
         for m, sums in enumerate(self.by_weight):
             if sums is not None:
                 _step_kernels.correlate(
-                    b, old.stored, terms[m], of_b[m], old.filtered[m], sums, tables.quads
+                    b, old.marginals, terms[m], of_b[m], old.filtered[m], sums, tables.quads
                 )
         back = torch.empty_like(b) if t and any(self._widths) else None
         _step_kernels.update_back(
-            old.stored, self.total, back, self.by_factor, terms, tables.quads
+            old.marginals, self.total, back, self.by_factor, terms, tables.quads
         )
         if fresh is not None:
             self._splatted = fresh

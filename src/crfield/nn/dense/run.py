@@ -15,9 +15,10 @@ from torch import Tensor
 from crfield._core.threads import thread_count
 from crfield._core.validate import FloatArray, InputError
 from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetric
-from crfield.dense.filters import KernelOperator, make_filter
+from crfield.dense.filters import KernelOperator
+from crfield.dense.filters.choice import as_features, choose_filter
 from crfield.dense.gradient import Gradients, backpropagate, backpropagate_fixed_point
-from crfield.dense.kernels import LARGEST_FEATURE, Kernel
+from crfield.dense.kernels import LARGEST_FEATURE
 from crfield.dense.meanfield import State, run_parallel
 from crfield.dense.observation import GridFeatures
 from crfield.dense.pairwise import Term
@@ -119,15 +120,13 @@ class TensorTerm:
         self.operator = operator
         self.compatibility = compatibility
 
-    def attraction(self, like: Tensor) -> Tensor | None:
+    def attraction(self, n_labels: int) -> Tensor | None:
         """a with mu = -diag(a) up to a constant, or None."""
         return None if self.compatibility.ndim == 2 else self.compatibility
 
-    def times_mu(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x mu up to a constant in each row, which no update sees."""
-        if self.compatibility.ndim == 2:
-            return x @ self.compatibility
-        return -self.compatibility * x
+    def matrix(self, n_labels: int) -> Tensor:
+        """mu, (L, L)."""
+        return matrix_of(self.compatibility, n_labels)
 
 
 class TensorRun:
@@ -161,7 +160,7 @@ class TensorRun:
     @property
     def marginals(self) -> Tensor:
         """(B, N, L)."""
-        marginals: Tensor = self._last.stored.reshape(self._shape)
+        marginals: Tensor = self._last.marginals.reshape(self._shape)
         return marginals
 
     def _iterate(self, *, keep: bool) -> list[State]:
@@ -194,7 +193,7 @@ class TensorRun:
     def _by_log(self, given: Tensor) -> Tensor:
         """dL / d log marginals as rows, from what came in."""
         given = given.reshape(self._unary.shape)
-        return given if self._settings.log_marginals else self._last.stored * given
+        return given if self._settings.log_marginals else self._last.marginals * given
 
 
 def build_native_operator(
@@ -215,10 +214,10 @@ def build_native_operator(
         if term.shape != "gaussian":
             scaled = scaled.dense()
     else:
-        scaled = np.ascontiguousarray(features[image].numpy())
-    operator = make_filter(
-        scaled, Kernel(term.shape, term.normalization), settings.filter,
-        filter_tol=settings.filter_tol, threads=settings.threads,
+        scaled = as_features(features[image].contiguous().numpy())
+    operator = choose_filter(
+        scaled, term.shape, term.normalization, settings.filter, settings.filter_tol,
+        settings.threads,
     )
     return operator, scaled
 
@@ -240,7 +239,7 @@ class NativeRun:
             self._images = []
         for image in range(len(unary)):
             problem, trace = self._infer(image, keep=self._images is not None)
-            self.marginals[image] = torch.from_numpy(trace[-1].stored)
+            self.marginals[image] = torch.from_numpy(trace[-1].marginals)
             if self._images is not None:
                 self._images.append((problem, trace))
         # Costs without a softmax are NaN here and in every gradient, as in any other layer.
@@ -284,7 +283,7 @@ class NativeRun:
             )
             by_log = given[image].contiguous().numpy()
             if not self._settings.log_marginals:
-                by_log = by_log * trace[-1].stored
+                by_log = by_log * trace[-1].marginals
             found = backpropagate(problem, trace, by_log, widths=widths)
             unary[image] = torch.from_numpy(found.unary)
             by_mu = [total + part for total, part in zip(by_mu, found.compatibility, strict=True)]

@@ -111,6 +111,10 @@ class TensorOperator(NormalizedOperator):
     def plain_diagonal_gradient(self, s: Tensor) -> Tensor:
         return self.plain.diagonal_gradient(s)
 
+    @staticmethod
+    def inverse_root(rows: Tensor) -> Tensor:
+        return rows.rsqrt()
+
     def identity(self, n_columns: int) -> Tensor:
         like = self.plain.like
         return torch.eye(self.n_variables, n_columns, dtype=like.dtype, device=like.device)
