@@ -19,7 +19,7 @@ from crfield.dense.observation import GridFeatures
 from crfield.nn.ops.backend import has_triton, runs_kernels
 from crfield.nn.ops.grid.reference import Grid, GridLayout
 from crfield.nn.ops.lattice.reference import Lattice
-from crfield.nn.ops.operators import NormalizedOperator
+from crfield.nn.ops.operators import TensorOperator
 from crfield.nn.ops.pairs.reference import PairSum
 from operator_contract import (
     FEW_GRID_POINTS,
@@ -44,8 +44,7 @@ class OnArrays:
     """An operator on tensors that takes and gives arrays."""
 
     def __init__(self, plain, normalization):
-        self._operator = NormalizedOperator(plain, normalization)
-        self._n = plain.n_images * plain.n_points
+        self._operator = TensorOperator(plain, normalization)
         self.is_symmetric = self._operator.is_symmetric
 
     def apply(self, x):
@@ -58,21 +57,18 @@ class OnArrays:
         return self._operator.diagonal().cpu().numpy()
 
     def to_dense(self):
-        return self.apply(np.eye(self._n, dtype=self.diagonal().dtype))
+        return self._operator.to_dense().cpu().numpy()
 
     def start_gradient(self):
-        return _Sum(self._operator)
+        return _Sum(self._operator.start_gradient())
 
 
 class _Sum:
-    def __init__(self, operator):
-        self._operator = operator
-        self._gradient = operator.start_gradient()
+    def __init__(self, gradient):
+        self._gradient = gradient
 
     def add(self, u, v, filtered, out):
-        u, v, filtered = (torch.from_numpy(x).to(DEVICE) for x in (u, v, filtered))
-        by_product = self._operator.apply_transpose(u)
-        self._gradient.add(u, v, filtered, by_product)
+        by_product = self._gradient.add(*(torch.from_numpy(x).to(DEVICE) for x in (u, v, filtered)))
         out[:] = by_product.cpu().numpy()
 
     def add_diagonal(self, s):
