@@ -168,6 +168,37 @@ def test_saved_files_and_script_make_the_same_mask(app, tmp_path, monkeypatch):
     assert overlay.size == image.shape[1::-1]
 
 
+def test_a_label_map_is_trusted_as_far_as_the_slider_says(app):
+    key, image, scribbles = opened(app)
+    values = np.random.default_rng(1).integers(0, 3, image.shape[:2], dtype=np.uint8)
+    told(app, "POST", f"/api/images/{key}/initial?kind=labels&name=map.png", as_png(values))
+    nothing = np.full_like(scribbles, 255)
+    report, _, _ = refined(app, key, nothing, source="initial", confidence=0.6, max_iter=3)
+    start = Settings()
+    expected = crfield.refine(
+        image, values, confidence=0.6, max_iter=3, bilateral=start.bilateral,
+        bilateral_weight=start.bilateral_weight,
+    )
+    assert report["free_energies"] == pytest.approx(expected.free_energies.tolist())
+
+
+def test_a_mask_of_0_and_255_has_two_labels(app, tmp_path, monkeypatch):
+    key, image, scribbles = opened(app)
+    values = np.zeros(image.shape[:2], np.uint8)
+    values[20:60, 30:90] = 255
+    path = f"/api/images/{key}"
+    answer = told(app, "POST", f"{path}/initial?kind=labels&name=map.png", as_png(values))
+    assert answer["names"] == ["0", "255"]
+    refined(app, key, np.full_like(scribbles, 255), source="initial", max_iter=2)
+    mask = np.asarray(Image.open(io.BytesIO(ask(app, "GET", f"{path}/mask.png")[2])))
+    assert set(np.unique(mask)) == {0, 255}
+    (tmp_path / "photo.png").write_bytes(as_png(image))
+    (tmp_path / "map.png").write_bytes(as_png(values))
+    monkeypatch.chdir(tmp_path)
+    exec(compile(ask(app, "GET", f"{path}/snippet.py")[2], "snippet", "exec"), {})
+    assert np.array_equal(np.asarray(Image.open("mask.png")), mask)
+
+
 @pytest.mark.parametrize("kind", ["labels", "probabilities"])
 def test_start_from_a_segmentation(app, kind, tmp_path, monkeypatch):
     key, image, scribbles = opened(app)

@@ -29,8 +29,9 @@ from crfield import (
     refine_blocks,
 )
 from crfield.blocks.parts import cut
-from crfield.blocks.seams import outside_share, tails
+from crfield.blocks.seams import SeamBound, outside_share, tails
 from crfield.cli import main
+from crfield.dense.observation import Window, observe
 from refusal import refusal
 
 RNG = np.random.default_rng(0)
@@ -125,9 +126,6 @@ def test_the_error_falls_with_the_overlap_and_stays_below_the_bound(filter: str)
 
 @given(seed=st.integers(0, 2**32 - 1), overlap=st.integers(0, 8), weight=st.floats(0.1, 4))
 def test_no_pixel_exceeds_its_bound(seed: int, overlap: int, weight: float) -> None:
-    from crfield.blocks.seams import SeamBound
-    from crfield.dense.observation import Window, observe
-
     rng = np.random.default_rng(seed)
     image, costs = rng.integers(0, 256, (4, 24, 1)), rng.random((4, 24, 3)) * rng.uniform(0.1, 8)
     mu = rng.uniform(0, 1, (3, 3))
@@ -149,6 +147,21 @@ def test_no_pixel_exceeds_its_bound(seed: int, overlap: int, weight: float) -> N
         )
         found = model.infer(*part, window=window, callback=limit.follow, **how).marginals
         assert (distance(found, whole[block.window]) <= limit.on_grid() + 1e-12).all()
+
+
+def test_bounds_sum_kernels_as_inference_does() -> None:
+    image, _, soft = problem("exact")
+    model = DenseCRF(3, [Pairwise(Bilateral(3, 20), Potts(2))])
+    block = cut(soft.shape[:2], soft.shape[:2], (0, 0))[0]
+    seen = observe(soft.shape[:2], image, window=Window((0, 0), (60, 120)))
+    bounds = []
+    for filter in ("exact", "lattice", "exact"):
+        how = Inference(filter=filter)
+        bounds.append(SeamBound(model, seen, block, np.dtype(np.float64), how))
+        bounds[-1].follow(1, soft.reshape(-1, 3), 0.0)
+    exact, lattice, again = (bound.values for bound in bounds)
+    assert np.array_equal(exact, again)
+    assert not np.array_equal(exact, lattice)
 
 
 def test_tails_are_the_weight_that_a_window_misses() -> None:

@@ -247,6 +247,12 @@ class TestBatch:
         assert "no image for " + str(Path("masks") / "d.png") in captured.err
         assert [path.name for path in Path("out").iterdir()] == ["a_refined.png"]
 
+    def test_errors_speak_of_options(self, capsys: pytest.CaptureFixture[str]) -> None:
+        make_folders("a")
+        given = ["refine", "images", "--labels", "masks", "--json", "--max-pixels", "10"]
+        assert main(given) == 1
+        assert "with --max-pixels" in json.loads(capsys.readouterr().out)[0]["error"]
+
     def test_listed_images(self, capsys: pytest.CaptureFixture[str]) -> None:
         make_folders("a", "b", "c")
         assert main(["refine", "images/a.bmp", "images/b.bmp", "--labels", "masks"]) == 0

@@ -86,6 +86,19 @@ def test_labels_that_a_segmentation_shows():
     assert np.array_equal(given_labels(SOFT[..., 0], grid), both.argmax(-1))
 
 
+@pytest.mark.parametrize(("values", "options", "widths"), [
+    (MAP, {}, (30, 5)), (SOFT, {}, (60, 8)), (SOFT[..., 0], {}, (60, 8)),
+    (np.where(MAP == 900, UNKNOWN, MAP), {"scribbles": True}, (40, 10)),
+])
+def test_widths_that_suit_each_kind(values, options, widths):
+    image = RNG.integers(0, 256, IMAGE)
+    found = crfield.refine(image, values, **options).marginals
+    given = crfield.refine(image, values, bilateral=widths, **options).marginals
+    other = crfield.refine(image, values, bilateral=(2, 90), **options).marginals
+    assert np.array_equal(found, given)
+    assert not np.array_equal(found, other)
+
+
 def test_every_caller_starts_from_the_same_constants():
     one = inspect.signature(crfield.refine).parameters
     blocks = inspect.signature(crfield.refine_blocks).parameters
