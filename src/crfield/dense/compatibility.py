@@ -218,7 +218,9 @@ def project(mu: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def project_gradient(g: Array, values: Array, vectors: Array) -> Array:
-    """The adjoint derivative of `project`, applied to g (L, L).
+    """The adjoint derivative of `project` (L, L), applied to g (L, L).
+
+    values, vectors : (L,) and (L, L), of P mu P.
 
     By Daleckii and Krein, whose divided differences stay finite where eigenvalues coincide.
     """
