@@ -116,8 +116,9 @@ def test_inference():
     model = RayModel(**GOOD)
     assert "max_iter must be at least 1" in refusal(infer, model, max_iter=0)
     assert "temperature must be 1 or 0 for a RayModel" in refusal(infer, model, temperature=0.5)
-    for setting in ({"schedule": "exact"}, {"convex": True}, {"init": infer(model)}):
-        assert "must be 'auto' or 'flooding'" in refusal(infer, model, **setting)
+    assert "must be 'auto' or 'flooding'" in refusal(infer, model, schedule="exact")
+    for setting in ({"convex": True}, {"init": infer(model)}):
+        assert "convex must be False and init None" in refusal(infer, model, **setting)
     assert "got RayModel" in refusal(k_best, model, 2)
     assert "got RayModel" in refusal(sample, model)
     assert "damping must be 0 or more" in refusal(infer, model, damping=1.0)

@@ -81,7 +81,7 @@ def test_grids_are_graphs(kind, temperature):
 @pytest.mark.parametrize("shape", [(1, 5), (5, 1), (1, 1)])
 def test_rows_and_columns_by_enumeration(kind, shape):
     costs, horizontal, vertical = random_grid(kind, shape, scale=2.0)
-    layer = GridCRF(3, pairwise="none", max_iter=5, damping=0.0)
+    layer = GridCRF(3, compatibility="none", max_iter=5, damping=0.0)
     given = (horizontal, vertical)
     nodes, log_z = layer.marginals(costs, *given), layer.log_partition(costs, *given)
     edges = [x.flatten(3).cpu().numpy() for x in layer.edge_marginals(costs, *given)]
@@ -111,7 +111,7 @@ def test_rows_and_columns_by_enumeration(kind, shape):
 @pytest.mark.parametrize("temperature", [0.8, 1.0])
 def test_fixed_points_of_loopy_grids(kind, temperature):
     problem = random_grid(kind)
-    layer = GridCRF(3, pairwise="none", max_iter=150, temperature=temperature)
+    layer = GridCRF(3, compatibility="none", max_iter=150, temperature=temperature)
     found = layer.infer(*problem)
     assert found.residuals.max() < 1e-10
     nodes = found.marginals
@@ -144,7 +144,7 @@ def test_fixed_points_of_loopy_grids(kind, temperature):
 def test_energies(kind):
     problem = random_grid(kind, (2, 3), n_labels=2)
     costs, edges, tables = (x.cpu().numpy() for x in as_graph(*problem))
-    layer = GridCRF(2, pairwise="none")
+    layer = GridCRF(2, compatibility="none")
     for b in range(2):
         labels, energies = all_energies(costs[b], edges, tables[b])
         for x, energy in list(zip(labels, energies, strict=True))[::7]:
@@ -163,7 +163,7 @@ def test_the_analytic_gradient_is_observed_minus_beliefs(kind, temperature):
     gradients = []
     for unrolled in (False, True):
         layer = GridCRF(
-            2, pairwise="none", max_iter=150, temperature=temperature, unrolled=unrolled
+            2, compatibility="none", max_iter=150, temperature=temperature, unrolled=unrolled
         )
         leaves = [x.clone().requires_grad_() for x in problem]
         value = layer.nll(leaves[0], labels, *leaves[1:], reduction="none")
@@ -194,7 +194,7 @@ def test_the_analytic_gradient_is_observed_minus_beliefs(kind, temperature):
 def test_unrolled_gradients(kind, temperature):
     problem = random_grid(kind, (2, 3), n_labels=2)
     layer = GridCRF(
-        2, pairwise="none", max_iter=3, damping=0.2, temperature=temperature, unrolled=True
+        2, compatibility="none", max_iter=3, damping=0.2, temperature=temperature, unrolled=True
     )
 
     def outputs(costs, horizontal, vertical):
@@ -207,7 +207,7 @@ def test_unrolled_gradients(kind, temperature):
 
 def test_a_column_is_a_chain():
     costs, _, table = random_grid("table", (6, 1))
-    layer = GridCRF(3, pairwise="none", max_iter=6, damping=0.0)
+    layer = GridCRF(3, compatibility="none", max_iter=6, damping=0.0)
     labels = torch.tensor([[0, 1, 2, 2, 1, 0]] * 2, device=DEVICE)
     for reduction in ("none", "sum", "mean", "node_mean"):
         found = layer.nll(costs, labels[..., None], table, table, reduction=reduction)
@@ -217,8 +217,8 @@ def test_a_column_is_a_chain():
 
 def test_parameters_and_outputs():
     costs, _, _ = random_grid("number")
-    for pairwise, shape in (("potts", ()), ("tables", (3, 3))):
-        layer = GridCRF(3, pairwise=pairwise, weight=0.7).double().to(DEVICE)
+    for compatibility, shape in (("potts", ()), ("tables", (3, 3))):
+        layer = GridCRF(3, compatibility=compatibility, weight=0.7).double().to(DEVICE)
         assert layer.horizontal.shape == layer.vertical.shape == shape
         weight = torch.tensor(0.7, dtype=torch.float64, device=DEVICE)
         wanted = propagate_grid(costs, weight, weight)
@@ -270,8 +270,8 @@ def test_wrong_input_is_refused():
         assert "(2, 3, 3, 3, 3)" in message
     assert "vertical must be a floating" in refusal(layer, costs, weights, weights)
     assert "vertical must be a tensor" in refusal(propagate_grid, costs, number, 1.0)
-    assert 'pairwise="none"' in refusal(GridCRF(3, pairwise="none"), costs)
-    assert "pairwise must be" in refusal(GridCRF, 3, pairwise="full")
+    assert 'compatibility="none"' in refusal(GridCRF(3, compatibility="none"), costs)
+    assert "compatibility must be" in refusal(GridCRF, 3, compatibility="full")
     assert "output must be" in refusal(GridCRF, 3, output="labels")
     assert "damping must be" in refusal(GridCRF, 3, damping=1.0)
     assert "temperature must be" in refusal(GridCRF, 3, temperature=-1)

@@ -41,46 +41,30 @@ def tensor(values, dtype):
 
 
 class OnArrays:
-    """An operator on tensors that takes and gives arrays."""
+    """An operator on tensors, or its gradient, that takes and gives arrays."""
 
-    def __init__(self, plain, normalization):
-        self._operator = TensorOperator(plain, normalization)
-        self.is_symmetric = self._operator.is_symmetric
+    def __init__(self, made):
+        self._made = made
 
-    def apply(self, x):
-        return self._operator.apply(torch.from_numpy(x).to(DEVICE)).cpu().numpy()
+    def __getattr__(self, name):
+        value = getattr(self._made, name)
+        if not callable(value):
+            return value
 
-    def apply_transpose(self, x):
-        return self._operator.apply_transpose(torch.from_numpy(x).to(DEVICE)).cpu().numpy()
+        def call(*arrays):
+            result = value(*(torch.from_numpy(a).to(DEVICE) for a in arrays))
+            if isinstance(result, torch.Tensor):
+                return result.cpu().numpy()
+            return OnArrays(result) if hasattr(result, "total") else result
 
-    def diagonal(self):
-        return self._operator.diagonal().cpu().numpy()
-
-    def to_dense(self):
-        return self._operator.to_dense().cpu().numpy()
-
-    def start_gradient(self):
-        return _Sum(self._operator.start_gradient())
-
-
-class _Sum:
-    def __init__(self, gradient):
-        self._gradient = gradient
-
-    def add(self, u, v, filtered, out):
-        by_product = self._gradient.add(*(torch.from_numpy(x).to(DEVICE) for x in (u, v, filtered)))
-        out[:] = by_product.cpu().numpy()
-
-    def add_diagonal(self, s):
-        self._gradient.add_diagonal(torch.from_numpy(s).to(DEVICE))
-
-    def total(self):
-        return self._gradient.total().cpu().numpy()
+        return call
 
 
 def of_points(kind, **settings):
     def build(places, normalization, dtype):
-        return OnArrays(kind(tensor(places.features, dtype), **settings), normalization)
+        return OnArrays(
+            TensorOperator(kind(tensor(places.features, dtype), **settings), normalization)
+        )
 
     return build
 
@@ -89,7 +73,7 @@ def of_grid(places, normalization, dtype, **settings):
     coordinates = tensor(np.concatenate(places.axes), dtype)
     layout = GridLayout(coordinates, [len(axis) for axis in places.axes])
     grid = Grid(coordinates, layout, places.n_images, coordinates.dtype, **settings)
-    return OnArrays(grid, normalization)
+    return OnArrays(TensorOperator(grid, normalization))
 
 
 def compiled_grid(places, normalization, dtype):

@@ -147,10 +147,6 @@ class FactorGraph:
                 other._groups = self._groups
         return other
 
-    def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """The `values` (sum L_v,) of all states as a list with one array (L_v,) per variable."""
-        return np.split(values, np.cumsum(self.n_states)[:-1])
-
     def padded(self, values: NDArray[Any], fill: float = 0.0) -> NDArray[Any]:
         """The `values` (sum L_v,) as (N, max L_v), with `fill` for states that do not exist."""
         most = int(self.n_states.max())

@@ -56,20 +56,13 @@ class InferSettings(NamedTuple):
     init: Result | None
     threads: int | None
 
-    def require_exact(self, problem: str) -> None:
-        """Refuse schedules that exact engines do not have."""
-        if self.schedule not in ("auto", "exact"):
+    def require(self, schedules: tuple[str, str], problem: str) -> None:
+        """Refuse schedules that an engine does not have."""
+        if self.schedule not in schedules:
+            first, second = schedules
             raise InputError(
-                f"schedule must be 'auto' or 'exact' for {problem}, got {self.schedule!r}; leave "
-                "it out."
-            )
-
-    def require_sum_or_max(self, problem: str) -> None:
-        """Refuse temperatures between and above those of sum-product and max-product."""
-        if self.temperature not in (0.0, 1.0):
-            raise InputError(
-                f"temperature must be 1 or 0 for {problem}, got {self.temperature:g}; use 1 for "
-                "marginals and 0 for the labels of least energy."
+                f"schedule must be {first!r} or {second!r} for {problem}, got {self.schedule!r}; "
+                "leave it out."
             )
 
 
@@ -104,3 +97,12 @@ def as_temperature(
             "labels are as good as equal already."
         )
     return value
+
+
+def require_sum_or_max(temperature: float, problem: str) -> None:
+    """Refuse temperatures between and above those of sum-product and max-product."""
+    if temperature not in (0.0, 1.0):
+        raise InputError(
+            f"temperature must be 1 or 0 for {problem}, got {temperature:g}; use 1 for marginals "
+            "and 0 for the labels of least energy."
+        )

@@ -80,7 +80,7 @@ def infer(chains: Chains, settings: InferSettings) -> Result:
     Minima are exact for whole numbers whose sums stay below 2^53; of several labels the last node
     takes the lowest, then the one before it (L7, sum-product and max-product).
     """
-    settings.require_exact("Chains")
+    settings.require(("auto", "exact"), "Chains")
     if settings.temperature > 0.0:
         sums = sum_chains(chains, settings.temperature, None, settings.threads)
         return ChainResult(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from crfield._core.threads import thread_count
 from crfield._core.validate import InputError
 from crfield.graphs.results import NO_RESIDUALS, Result, certain
-from crfield.graphs.settings import InferSettings
+from crfield.graphs.settings import InferSettings, require_sum_or_max
 from crfield.graphs.vision.distances import Doubles, sum_images, transform_images
 from crfield.graphs.vision.poses import PictorialStructure, Poses
 from crfield.graphs.vision.springs import Indices
@@ -85,8 +85,8 @@ class PoseResult(Result):
 
 def infer(poses: Poses, settings: InferSettings) -> Result:
     """The marginals of all parts, at temperature 0 a pose of least energy."""
-    settings.require_exact("Poses")
-    settings.require_sum_or_max("Poses")
+    settings.require(("auto", "exact"), "Poses")
+    require_sum_or_max(settings.temperature, "Poses")
     threads = thread_count(settings.threads)
     costs, tree = poses.costs, _PartTree(poses.body)
     if settings.temperature == 0:

@@ -29,7 +29,7 @@ from crfield._core.validate import (
     shown,
 )
 from crfield.graphs.results import Doubles, Result
-from crfield.graphs.settings import InferSettings, as_temperature
+from crfield.graphs.settings import InferSettings, as_temperature, require_sum_or_max
 from crfield.graphs.vision.rays import RayModel, as_empty_scores, as_scores
 
 _DOUBLE = np.dtype(np.float64)
@@ -84,11 +84,12 @@ def infer(model: RayModel, settings: InferSettings) -> Result:
     such certainty can outvote one that allows nothing else. The result has the same bits for any
     number of threads.
     """
-    settings.require_sum_or_max("a RayModel")
-    if settings.schedule not in ("auto", "flooding") or settings.convex or settings.init:
+    settings.require(("auto", "flooding"), "a RayModel")
+    require_sum_or_max(settings.temperature, "a RayModel")
+    if settings.convex or settings.init is not None:
         raise InputError(
-            "schedule must be 'auto' or 'flooding', convex False and init None for a RayModel, got "
-            f"{settings.schedule!r}, {settings.convex} and {shown(settings.init)}; leave them out."
+            f"convex must be False and init None for a RayModel, got {settings.convex} and "
+            f"{shown(settings.init)}; leave them out."
         )
     count = _MAX_ITER if settings.max_iter is None else settings.max_iter
     limit = _TOL if settings.tol is None else settings.tol
@@ -148,7 +149,7 @@ def ray_messages(
     Each pair sums to 1, for max-product it has a maximum of 1; a pair of zeros means that the other
     voxels' messages rule out every state.
     """
-    is_max = _is_max(temperature)
+    require_sum_or_max(as_temperature(temperature), "rays")
     values = as_scores(scores, as_array(scores, "scores").size, _DOUBLE)
     given = as_floats(incoming, "incoming", _DOUBLE)
     if given.shape != (len(values), 2):
@@ -166,17 +167,10 @@ def ray_messages(
     # Either counts up to a factor; sums and reciprocals of what came could leave the range.
     most = max(float(values.max(initial=0.0)), float(last[0])) or 1.0
     _native.ray_messages(
-        given / given.max(1, keepdims=True), values / most, float(last[0]) / most, is_max,
-        outgoing,
+        given / given.max(1, keepdims=True), values / most, float(last[0]) / most,
+        temperature == 0, outgoing,
     )
     return outgoing
-
-
-def _is_max(temperature: Any) -> bool:
-    value = as_temperature(temperature)
-    if value not in (0.0, 1.0):
-        raise InputError(f"temperature must be 1 or 0 for rays, got {value:g}; use one of them.")
-    return value == 0.0
 
 
 def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from crfield._core.validate import InputError, as_count, as_path, check_memory, 
 from crfield.graphs.conditioning import Whole, of_one_shape, rows_of_costs
 from crfield.graphs.factors import Doubles, Factors, TableFactors
 from crfield.graphs.files.numbers import NumberFile, potential_words
-from crfield.graphs.graph import FactorGraph
+from crfield.graphs.graph import FactorGraph, check_graph
 
 PREAMBLES = ("MARKOV", "BAYES")
 
@@ -44,10 +44,7 @@ def write_uai(graph: FactorGraph, path: Path) -> None:
 
     Potts, distance and grid factors are written as tables; patterns and rays have none.
     """
-    if not isinstance(graph, FactorGraph):
-        raise InputError(
-            f"graph must be a FactorGraph, got {type(graph).__name__}; build one first."
-        )
+    check_graph(graph)
     for group in graph.factors:
         if not group.has_tables:
             raise InputError(

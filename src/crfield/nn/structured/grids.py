@@ -41,7 +41,7 @@ from crfield.nn.structured.messages import (
     soft_maximum,
 )
 
-PAIRWISE = ("potts", "tables", "none")
+COMPATIBILITIES = ("potts", "tables", "none")
 OUTPUTS = ("marginals", "logits")
 
 _ROWS, _COLUMNS = 2, 3  # axes of the costs
@@ -77,7 +77,7 @@ class GridCRF(nn.Module):
     Parameters
     ----------
     n_labels : number of labels L.
-    pairwise : "potts" to learn one weight for `horizontal` and one for `vertical` neighbors,
+    compatibility : "potts" to learn one weight for `horizontal` and one for `vertical` neighbors,
         "tables" to learn tables (L, L), "none" where every call brings its own.
     weight : what different labels cost at first.
     max_iter, damping, temperature : of sum-product; `decode` has the same with temperature 0.
@@ -91,21 +91,21 @@ class GridCRF(nn.Module):
     vertical: nn.Parameter | None
 
     def __init__(
-        self, n_labels: int, *, pairwise: str = "potts", weight: float = 1.0, max_iter: int = 20,
-        damping: float = 0.5, temperature: float = 1.0, unrolled: bool = False,
+        self, n_labels: int, *, compatibility: str = "potts", weight: float = 1.0,
+        max_iter: int = 20, damping: float = 0.5, temperature: float = 1.0, unrolled: bool = False,
         output: str = "marginals",
     ) -> None:
         super().__init__()
         self.n_labels = as_count(n_labels, "n_labels")
-        self.pairwise = as_choice(pairwise, "pairwise", PAIRWISE)
+        self.compatibility = as_choice(compatibility, "compatibility", COMPATIBILITIES)
         start = torch.tensor(as_scalar(weight, "weight"), dtype=torch.get_default_dtype())
         self.settings = as_message_settings(max_iter, damping, temperature)
         self.unrolled = bool(unrolled)
         self.output = as_choice(output, "output", OUTPUTS)
-        if self.pairwise == "tables":
+        if self.compatibility == "tables":
             start = start * (1 - torch.eye(self.n_labels))
         for name in ("horizontal", "vertical"):
-            value = None if self.pairwise == "none" else nn.Parameter(start.clone())
+            value = None if self.compatibility == "none" else nn.Parameter(start.clone())
             self.register_parameter(name, value)
 
     def forward(
@@ -179,7 +179,7 @@ class GridCRF(nn.Module):
     def extra_repr(self) -> str:
         max_iter, damping, temperature = self.settings
         return (
-            f"n_labels={self.n_labels}, pairwise={self.pairwise!r}, max_iter={max_iter}, "
+            f"n_labels={self.n_labels}, compatibility={self.compatibility!r}, max_iter={max_iter}, "
             f"damping={damping:g}, temperature={temperature:g}, unrolled={self.unrolled}"
         )
 
@@ -209,8 +209,8 @@ class GridCRF(nn.Module):
         )
         if given[0] is None or given[1] is None:
             raise InputError(
-                'horizontal and vertical must be given to a module with pairwise="none", got None; '
-                "pass both, or let the module learn its own."
+                'horizontal and vertical must be given to a module with compatibility="none", got '
+                "None; pass both, or let the module learn its own."
             )
         return _as_problem(costs, *given)
 

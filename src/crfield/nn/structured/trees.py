@@ -3,15 +3,6 @@
 E(x) = sum_t costs[t, x_t] + sum_e edge_costs[e, x_parent, x_child]; P(x) = exp(-E(x)) / Z. All
 numbers are costs, the negatives of the scores that a network may give.
 
-costs : (B, T, L), a row of L labels per node.
-edge_costs : (L, L) for all edges, (E, L, L) for each, or (B, E, L, L); rows are labels of the
-    parent, on a chain of the node before.
-parents : (T,), the parent of each node, -1 for a root; None for a chain, where T - 1 edges join
-    successive nodes. Edges are numbered as their children are.
-mask : (B, T), False for nodes that do not exist in a member of the batch; their edges fall away.
-lengths : (B,), instead of a mask, where the first nodes exist and the others do not.
-labels : (B, T) whole numbers, ignored where there is no node.
-
 Work is done in float64 if costs or edge costs are float64, else in float32. Gradients of log Z are
 marginals, no loop is traced, and derivatives of every order are exact. On the CPU chains are summed
 by the compiled core.
@@ -51,9 +42,10 @@ def tree_log_partition(
     costs : (B, T, L), a row of L labels per node.
     edge_costs : (L, L) for all edges, (E, L, L) for each, or (B, E, L, L); rows are labels of the
         parent, on a chain of the node before.
-    parents : (T,), the parent of each node, -1 for a root; None for a chain. Edges are numbered as
-        their children are.
-    mask : (B, T), False for nodes that do not exist in a member of the batch.
+    parents : (T,), the parent of each node, -1 for a root; None for a chain, where T - 1 edges join
+        successive nodes. Edges are numbered as their children are.
+    mask : (B, T), False for nodes that do not exist in a member of the batch; their edges fall
+        away.
     lengths : (B,), instead of a mask, where the first nodes exist and the others do not.
     """
     return _log_partition(as_problem(costs, edge_costs, parents, mask, lengths))

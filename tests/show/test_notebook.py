@@ -18,8 +18,7 @@ from PIL import Image
 import crfield
 from crfield import InferenceResult, InferenceStatus
 from crfield.graphs import FactorGraph, infer
-from crfield.show import notebook as _display
-from crfield.show import pictures
+from crfield.show import notebook, pictures
 
 RNG = np.random.default_rng(0)
 IMAGE = RNG.integers(0, 256, (30, 40, 3), dtype=np.uint8)
@@ -104,7 +103,7 @@ def test_pictures_stay_small(shape: tuple[int, int]) -> None:
     marginals = np.zeros((*shape, 2), np.float32)
     marginals[..., 0] = 1
     image = RNG.integers(0, 256, shape, dtype=np.uint8)
-    sheet = _display.preview(marginals, np.arange(2), image)
+    sheet = notebook.preview(marginals, np.arange(2), image)
     assert sheet is not None
     assert sheet.width <= 3 * 512 + 32
     assert sheet.height <= 512 + 60
@@ -112,11 +111,11 @@ def test_pictures_stay_small(shape: tuple[int, int]) -> None:
 
 def test_large_images_are_averaged() -> None:
     array = RNG.random((7, 9, 2))
-    reduced = _display._reduced(array, 4)
+    reduced = notebook._reduced(array, 4)
     assert reduced.shape == (2, 3, 2)
     np.testing.assert_allclose(reduced[0, 0], array[:4, :4].mean((0, 1)))
     np.testing.assert_allclose(reduced[1, 2], array[4:, 8:].mean((0, 1)))
-    assert _display._reduced(np.full((5, 5), 255, np.uint8), 2).tolist() == [[255] * 3] * 3
+    assert notebook._reduced(np.full((5, 5), 255, np.uint8), 2).tolist() == [[255] * 3] * 3
 
 
 def test_points_have_a_caption_only() -> None:
@@ -139,8 +138,8 @@ def test_the_image_is_the_callers_and_does_not_travel() -> None:
 
 def test_texts_are_escaped() -> None:
     hostile = '<script>alert("x")</script>'
-    Tags(_display.facts(hostile, {hostile: hostile}))
-    Tags(_display.figure(hostile, Image.new("RGB", (2, 2))))
+    Tags(notebook.facts(hostile, {hostile: hostile}))
+    Tags(notebook.figure(hostile, Image.new("RGB", (2, 2))))
     kernel = crfield.FeatureKernel("<b onclick=alert(1)>", 2)
     html = crfield.DenseCRF(2, [crfield.Pairwise(kernel, crfield.Potts(1))])._repr_html_()
     assert "<b " not in html
