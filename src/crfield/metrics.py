@@ -13,9 +13,9 @@ from crfield._core.validate import (
     InputError,
     as_array,
     as_count,
-    as_scalar,
+    as_positive_number,
     check_memory,
-    first_index,
+    refuse_where,
 )
 
 Counts = NDArray[np.int64]
@@ -42,12 +42,10 @@ def as_label_map(
     bad = (array < 0) | (array >= n_labels)
     if skip is not None:
         bad &= ~skip
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must hold labels from 0 to {n_labels - 1}, got {array[index]} at index "
-            f"{index}; raise n_labels or map the labels into that range."
-        )
+    refuse_where(
+        bad, array, f"{name} must hold labels from 0 to {n_labels - 1}",
+        "raise n_labels or map the labels into that range",
+    )
     return array
 
 
@@ -58,12 +56,9 @@ def confusion_matrix(
 
     Parameters
     ----------
-    truth, predicted
-        Integer label maps of one shape; bool counts as labels 0 and 1.
-    n_labels
-        Number of labels L.
-    void
-        Pixels with this true label are left out; None leaves out none.
+    truth, predicted : integer label maps of one shape; bool counts as labels 0 and 1.
+    n_labels : number of labels L.
+    void : pixels with this true label are left out; None leaves out none.
 
     Returns
     -------
@@ -79,7 +74,7 @@ def trimap_confusion(
     width: float,
     void: int | None = 255,
 ) -> Counts:
-    """The confusion matrix of the pixels near a border between two labels of the truth.
+    """The confusion matrix (L, L) of the pixels near a border between two labels of the truth.
 
     A pixel is on a border if one of its neighbors along an axis has another label and neither is
     void. Pixels less than `width` away from a pixel on a border count, by the Euclidean distance
@@ -87,18 +82,10 @@ def trimap_confusion(
 
     Parameters
     ----------
-    truth, predicted, n_labels, void
-        As for `confusion_matrix`.
-    width
-        Width of the band on either side of a border, in pixels.
-
-    Returns
-    -------
-    (L, L) int64 counts.
+    truth, predicted, n_labels, void : as for `confusion_matrix`.
+    width : width of the band on either side of a border, in pixels.
     """
-    width = as_scalar(width, "width")
-    if width <= 0:
-        raise InputError(f"width must be positive, got {width:g}; try 3.")
+    width = as_positive_number(width, "width")
     true_labels, predicted_labels, counted, n_labels = _checked_pair(
         truth, predicted, n_labels, void
     )
@@ -154,14 +141,10 @@ def paired_bootstrap(
 
     Parameters
     ----------
-    confusions_a, confusions_b
-        (N, L, L) confusion matrices of two methods on the same N images.
-    statistic
-        Score of a confusion matrix (L, L).
-    n_resamples
-        Number of sets drawn.
-    seed
-        The same seed gives the same sets.
+    confusions_a, confusions_b : (N, L, L) confusion matrices of two methods on the same N images.
+    statistic : score of a confusion matrix (L, L).
+    n_resamples : number of sets drawn.
+    seed : the same seed gives the same sets.
 
     Returns
     -------

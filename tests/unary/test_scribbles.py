@@ -273,7 +273,7 @@ def test_paint_over_corrects_a_copy(rng):
     ({"n_labels": 1}, "0..0"),
     ({"components": 0}, "components must be at least 1"),
     ({"components": 2.5}, "components must be a whole number"),
-    ({"strength": 1.5}, r"strength must lie in \[0, 1\]"),
+    ({"strength": 1.5}, r"strength must lie between 0 and 1"),
     ({"strength": float("nan")}, "strength must be finite"),
     ({"nearness": -1}, "nearness must lie"),
     ({"confidence": 0.0}, "confidence must lie in"),

@@ -24,7 +24,7 @@ from crfield._core.validate import (
     as_count,
     as_floats,
     as_positive_number,
-    as_scalar,
+    as_within,
     check_finite,
     shown,
 )
@@ -540,13 +540,9 @@ def _check_alike(samples: list[tuple[FeatureTerm, ...]]) -> None:
 
 
 def _as_penalty(l2: Any) -> float:
-    value = as_scalar(l2, "l2")
-    if not 0.0 <= value <= LARGEST_PENALTY:
-        raise InputError(
-            f"l2 must lie between 0 and {LARGEST_PENALTY:g}, got {value:g}; None, one over the "
-            "number of samples, is a common choice."
-        )
-    return value
+    return as_within(
+        l2, "l2", 0, LARGEST_PENALTY, "None, one over the number of samples, is a common choice"
+    )
 
 
 def _number_labels(

@@ -20,7 +20,7 @@ from crfield._core.validate import (
     as_count,
     as_floats,
     check_memory,
-    first_index,
+    refuse_where,
     shown,
 )
 
@@ -453,12 +453,10 @@ def as_cost_array(values: Any, name: str) -> Doubles:
     """float64 costs, infinity where a state is forbidden."""
     array = np.array(as_array(values, name), np.float64, order="C")  # a copy: callers go on
     bad = np.isnan(array) | (array < -LARGEST_COST) | ((array > LARGEST_COST) & np.isfinite(array))
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must be within {LARGEST_COST:g}, or infinite for what is forbidden, got "
-            f"{array[index]:g} at index {index}; replace such values."
-        )
+    refuse_where(
+        bad, array, f"{name} must be within {LARGEST_COST:g}, or infinite for what is forbidden",
+        "replace such values",
+    )
     return array
 
 
@@ -477,13 +475,7 @@ def as_one_each(
 
 def check_not_below_zero(array: Doubles, name: str) -> None:
     """Refuse negative numbers."""
-    bad = array < 0
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must not be negative, got {array[index]:g} at index {index}; "
-            "use 0 or more."
-        )
+    refuse_where(array < 0, array, f"{name} must not be negative", "use 0 or more")
 
 
 def as_variables(values: Any, order: int | None = None, name: str = "variables") -> Variables:
@@ -499,13 +491,10 @@ def as_variables(values: Any, order: int | None = None, name: str = "variables")
         )
     if array.shape[1] == 0:
         raise InputError(f"{name} must have at least one column, got none; name some variables.")
-    bad = (array < 0) | (array > np.iinfo(np.int32).max - 1)
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must be numbered from 0, got {array[index]} at index {index}; "
-            "use the places of the variables in costs."
-        )
+    refuse_where(
+        (array < 0) | (array > np.iinfo(np.int32).max - 1), array,
+        f"{name} must be numbered from 0", "use the places of the variables in costs",
+    )
     in_order = np.sort(array, 1)
     twice = (in_order[:, 1:] == in_order[:, :-1]).any(1)
     if twice.any():
