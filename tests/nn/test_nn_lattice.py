@@ -106,6 +106,7 @@ def test_keys_of_several_words():
     check_against_compiled(features, 1e-8)
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("dim", [2, 8])
 def test_float32_points_far_away_are_embedded_in_double(dim):

@@ -180,6 +180,7 @@ def test_row_sums_and_symmetry(exponents):
     assert torch.equal(k.diagonal(), operator.diagonal())
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("shape", [(65, 21, 1, 1), (130, 21, 5, 2)])
 def test_exponents_either_way(shape, exponents):
@@ -271,6 +272,7 @@ def test_many_small_weights_add_up():
     assert error(result[:1], expected_sum(features, x)[:1]) < SUM_ERROR
 
 
+@pytest.mark.slow
 @needs_triton
 def test_what_float16_cannot_hold_can_be_skipped(small_tiles):
     """Below 2^-40 the kernels round k to nothing: that tolerance changes no sum."""

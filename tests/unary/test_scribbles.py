@@ -166,6 +166,7 @@ def test_distances_are_in_units_of_the_spacing():
     assert np.array_equal(unary_from_scribbles(image, scribbles, spacing=1), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "labels", "components"), [
     ((200, 300, 3), 24, 5), ((200, 300, 3), 2, 5), ((80, 100, 10), 2, 32), ((80, 100, 4), 3, 5),
     ((6, 50, 60, 1), 3, 5),

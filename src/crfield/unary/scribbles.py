@@ -29,8 +29,7 @@ from crfield.unary.color_model import Colors, Memo, color_bytes, color_costs, co
 from crfield.unary.costs import UNKNOWN, Segmentation, check_labels
 
 __all__ = [
-    "MAX_COMPONENTS", "Colors", "colors_of", "distances_to", "paint_over", "scribble_costs",
-    "unary_from_scribbles",
+    "Colors", "colors_of", "paint_over", "scribble_costs", "unary_from_scribbles",
 ]
 
 MAX_COMPONENTS = 32
