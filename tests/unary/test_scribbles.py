@@ -118,7 +118,7 @@ def test_mixture_never_gets_less_likely(rng, monkeypatch):
     samples = np.concatenate([rng.normal(m, 0.15, (80, 2)) for m in (0.3, 0.5, 0.7)])
     weights = rng.random(len(samples)) + 0.5
     likelihoods = [
-        weights @ log_density(samples, *fit_mixture(samples, weights, 3, rounds))
+        weights @ log_density(samples, fit_mixture(samples, weights, 3, rounds))
         for rounds in range(12)
     ]
     assert (np.diff(likelihoods) >= -1e-9).all()
@@ -139,9 +139,9 @@ def test_mixture_finds_clusters(rng):
         expected = (offsets * weights[mine, None]).T @ offsets / weights[mine].sum()
         expected += SMALLEST_WIDTH**2 * np.eye(2)
         assert covariances[number] == pytest.approx(expected, abs=1e-3)
-    density = np.exp(log_components(samples, means, factors, shares))
+    density = np.exp(log_components(samples, (means, factors, shares)))
     grid = np.stack(np.meshgrid(*[np.linspace(-1, 2, 241)] * 2), -1).reshape(-1, 2)
-    mass = np.exp(log_components(grid, means, factors, shares)).sum() * (3 / 240) ** 2
+    mass = np.exp(log_components(grid, (means, factors, shares))).sum() * (3 / 240) ** 2
     assert mass == pytest.approx(1.0, abs=1e-3)
     assert np.isfinite(density).all()
 

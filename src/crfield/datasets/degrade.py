@@ -33,7 +33,8 @@ def coarsen(
     flip: float = 0.05,
     seed: int = 0,
 ) -> Labels:
-    """A blocky label map with shaky boundaries and some wrong blobs, as from careless annotation.
+    """A blocky label map (*grid) with shaky boundaries and some wrong blobs, as from careless
+    annotation, of the mask's integer type.
 
     Parameters
     ----------
@@ -43,10 +44,6 @@ def coarsen(
     jitter : standard deviation of the boundaries' displacement, in pixels.
     flip : share of the image covered by wrong blobs, at least 0 and below 1.
     seed : the same seed gives the same map.
-
-    Returns
-    -------
-    (*grid) labels of the mask's integer type.
     """
     labels, n_labels, block, jitter = _checked(mask, n_labels, block, jitter)
     flip = as_scalar(flip, "flip")
@@ -72,7 +69,7 @@ def noisy_probabilities(
     noise: float = 1.5,
     seed: int = 0,
 ) -> NDArray[np.float32]:
-    """Soft label probabilities as a network with output stride `block` would give them.
+    """Soft label probabilities (*grid, L) as a network with output stride `block` would give them.
 
     The scores s_l = c (share of label l in the block) + noise on the coarse grid are interpolated
     linearly to the full grid and go through a softmax; c is such that a noiseless block of one
@@ -88,10 +85,6 @@ def noisy_probabilities(
     noise : standard deviation of the noise on the scores, half its variance in single cells of the
         coarse grid and half in smooth regions.
     seed : the same seed gives the same probabilities.
-
-    Returns
-    -------
-    (*grid, L) float32, every pixel sums to 1.
     """
     labels, n_labels, block, jitter = _checked(mask, n_labels, block, jitter)
     as_count(n_labels, "n_labels", minimum=2)

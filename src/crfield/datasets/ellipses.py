@@ -59,7 +59,8 @@ class NoisyUnaries(NamedTuple):
 
 
 def ellipse_set(level: int, n: int, *, size: int = 32, seed: int = 0) -> NDArray[np.uint8]:
-    """Masks of figures of two to four ellipses that look like a person or a snowman.
+    """Masks (n, size, size), 1 in figures of two to four ellipses that look like a person or a
+    snowman and 0 elsewhere.
 
     The six levels differ in how far the positions and half axes of the ellipses deviate from those
     of three model figures (CHOPP section 5.1): `crfield.patterns.variability` rises from level to
@@ -72,10 +73,6 @@ def ellipse_set(level: int, n: int, *, size: int = 32, seed: int = 0) -> NDArray
     size : side of the masks in pixels, at least 8.
     seed : the same seed gives the same masks, and at different levels figures that differ only in
         their spread.
-
-    Returns
-    -------
-    (n, size, size) uint8, 1 in the figure and 0 elsewhere.
     """
     spreads = _SPREADS[as_count(level, "level", maximum=N_LEVELS) - 1]
     n, size = as_count(n, "n", minimum=0), as_count(size, "size", minimum=8)

@@ -108,11 +108,8 @@ def read_silhouettes(
     crop : "whole" for whole images, "object" for the bounding boxes of the objects.
     margin : how far the window reaches beyond the box on each side, in shares of the box's sides.
     augmentation : which versions of each image to make; None takes each as it is. Versions of an
-        image follow each other: the window, its shifts, then the mirrored ones in the same order.
-
-    Returns
-    -------
-    Silhouettes with n = number of images * `augmentation.factor`.
+        image follow each other, `augmentation.factor` of them: the window, its shifts, then the
+        mirrored ones in the same order.
     """
     size = as_count(size, "size")
     crop = as_choice(crop, "crop", _CROPS)

@@ -100,17 +100,14 @@ def as_springs(weights: Any, offsets: Any) -> tuple[Doubles, Doubles]:
     springs = as_floats(weights, "weights", np.dtype(np.float64))
     steps = as_floats(offsets, "offsets", np.dtype(np.float64))
     bad = ~((springs >= 0) & (springs <= LARGEST_WEIGHT))
-    if bad.any():
-        raise InputError(
-            f"weights must lie between 0 and {LARGEST_WEIGHT:g}, got {springs[bad].flat[0]:g}; "
-            "a weight is 1 / (2 variance) of a distance in pixels."
-        )
-    far = np.abs(steps) > LARGEST_OFFSET
-    if far.any():
-        raise InputError(
-            f"offsets must not exceed {LARGEST_OFFSET:g} in magnitude, got "
-            f"{steps[far].flat[0]:g}; give distances in pixels."
-        )
+    refuse_where(
+        bad, springs, f"weights must lie between 0 and {LARGEST_WEIGHT:g}",
+        "a weight is 1 / (2 variance) of a distance in pixels",
+    )
+    refuse_where(
+        np.abs(steps) > LARGEST_OFFSET, steps,
+        f"offsets must not exceed {LARGEST_OFFSET:g} in magnitude", "give distances in pixels",
+    )
     return np.asarray(springs, np.float64), np.asarray(steps, np.float64)
 
 
