@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.threads import without_locks
+from crfield._core.resources import without_locks
 from crfield._core.validate import FloatArray
 
 if TYPE_CHECKING:

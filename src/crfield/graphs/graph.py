@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core import _native
-from crfield._core.threads import without_locks
+from crfield._core.resources import without_locks
 from crfield._core.validate import (
     InputError,
     as_array,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.optimize import Batches, Evaluate, minimize
-from crfield._core.threads import without_locks
+from crfield._core.resources import without_locks
 from crfield._core.validate import LARGEST_COST, FloatArray, InputError
 from crfield.graphs.chains import Chains, Doubles, Labels, Offsets, edge_starts, energies_of
 from crfield.graphs.engines.chains import empty_edges, sum_chains

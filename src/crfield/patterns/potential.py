@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.threads import without_locks
+from crfield._core.resources import without_locks
 from crfield._core.validate import (
     FloatArray,
     InputError,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.threads import without_locks
+from crfield._core.resources import without_locks
 from crfield._core.validate import FloatArray, InputError, check_memory
 from crfield.dense.namespace import Array, library_of, row_dots
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.threads import thread_count, without_locks
+from crfield._core.resources import thread_count, without_locks
 from crfield._core.validate import InputError
 from crfield.graphs.results import NO_RESIDUALS, Result, certain
 from crfield.graphs.settings import InferSettings, require_sum_or_max
