@@ -127,7 +127,7 @@ def run_passes(
     tables = _Tables(plains, scales, factors, unary)
     passes = _Passes(tables, unary, max_iter, keep=keep)
     trace: list[State] = []
-    run_parallel(passes, max_iter=max_iter, trace=trace)
+    run_parallel(passes, max_iter=max_iter, trace=trace if keep else None)  # lets go of tables
     if not keep:
         return [passes.stored]
     return [passes.stored, *scales, *(table for state in trace for table in state.filtered)]

@@ -243,7 +243,9 @@ def scaled_features(
 
 def is_on_grid(kernel: Kernel) -> bool:
     """Whether `scaled_features` are coordinates along the axes."""
-    return isinstance(kernel, Spatial) and getattr(kernel.sigma, "ndim", 0) < 2
+    # Asked in a form that compiled graphs can follow, where a number is a symbol.
+    sigma = kernel.sigma if isinstance(kernel, Spatial) else None
+    return sigma is not None and not (isinstance(sigma, np.ndarray) and sigma.ndim == 2)
 
 
 def _check_size(widths: Tensor, dim: int) -> None:
