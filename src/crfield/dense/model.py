@@ -25,7 +25,7 @@ from crfield._core.validate import (
     as_floats,
     as_positive,
     as_scalar,
-    first_index,
+    refuse_where,
     shown,
     working_dtype,
 )
@@ -249,13 +249,10 @@ class DenseCRF:
                 f"labels must be whole numbers of shape {grid}, got {x.dtype} {x.shape}; "
                 "pass one label per variable."
             )
-        bad = (x < 0) | (x >= self.n_labels)
-        if bad.any():
-            index = first_index(bad)
-            raise InputError(
-                f"labels must lie in 0..{self.n_labels - 1}, got {x[index]} at index {index}; "
-                "every variable needs a label."
-            )
+        refuse_where(
+            (x < 0) | (x >= self.n_labels), x, f"labels must lie in 0..{self.n_labels - 1}",
+            "every variable needs a label",
+        )
         observation = observe(grid, image, features, spacing, positions, mask)
         check_inference_memory(
             working_dtype(values), self.n_labels, len(self.terms), observation
