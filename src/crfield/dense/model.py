@@ -25,6 +25,7 @@ from crfield._core.validate import (
     as_floats,
     as_positive,
     as_scalar,
+    as_whole_numbers,
     refuse_where,
     shown,
     working_dtype,
@@ -243,12 +244,7 @@ class DenseCRF:
         inference = Inference(filter=filter, filter_tol=filter_tol, threads=n_threads)
         values = as_array(unary, "unary")
         grid = grid_of(values.shape, self.n_labels, layout)
-        x = as_array(labels, "labels")
-        if x.shape != grid or x.dtype.kind not in "iu":
-            raise InputError(
-                f"labels must be whole numbers of shape {grid}, got {x.dtype} {x.shape}; "
-                "pass one label per variable."
-            )
+        x = as_whole_numbers(labels, "labels", grid, "pass one label per variable")
         refuse_where(
             (x < 0) | (x >= self.n_labels), x, f"labels must lie in 0..{self.n_labels - 1}",
             "every variable needs a label",

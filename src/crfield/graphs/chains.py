@@ -15,6 +15,7 @@ from crfield._core.validate import (
     InputError,
     as_array,
     as_floats,
+    as_whole_numbers,
     check_magnitude,
     first_index,
 )
@@ -106,7 +107,9 @@ class Chains:
 
     def as_labels(self, labels: Any) -> Labels:
         """Checked states (N,) of all nodes, from `labels` (N,) or a list of (T,)."""
-        if isinstance(labels, Sequence) and any(map(_has_axes, labels)):
+        if isinstance(labels, Sequence) and any(
+            isinstance(part, Sequence) or getattr(part, "ndim", 0) for part in labels
+        ):
             parts = [as_array(part, f"labels[{c}]") for c, part in enumerate(labels)]
             lengths = np.diff(self.offsets)
             if len(parts) != len(lengths):
@@ -120,14 +123,8 @@ class Chains:
                         f"labels[{c}] must have shape ({length},) like its chain, got "
                         f"{part.shape}; give one state per node."
                     )
-            array = np.concatenate(parts)
-        else:
-            array = as_array(labels, "labels")
-        if array.shape != (self.n_nodes,) or array.dtype.kind not in "iu":
-            raise InputError(
-                f"labels must be whole numbers of shape ({self.n_nodes},), got {array.dtype} of "
-                f"shape {array.shape}; give one state per node."
-            )
+            labels = np.concatenate(parts)
+        array = as_whole_numbers(labels, "labels", (self.n_nodes,), "give one state per node")
         bad = (array < 0) | (array >= self.n_states)
         if bad.any():
             (index,) = first_index(bad)
@@ -223,10 +220,6 @@ def offsets_of(lengths: Any, n_nodes: int, name: str) -> Offsets:
             "count the nodes of every chain."
         )
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def _has_axes(part: Any) -> bool:
-    return isinstance(part, Sequence) or bool(getattr(part, "ndim", 0))
 
 
 def _join_tables(transitions: Any, offsets: Offsets, n_states: int) -> NDArray[Any]:

@@ -19,6 +19,7 @@ from crfield._core.validate import (
     as_choice,
     as_count,
     as_floats,
+    as_whole_numbers,
     check_memory,
     refuse_where,
     shown,
@@ -474,14 +475,12 @@ def check_not_below_zero(array: Doubles, name: str) -> None:
 def as_variables(values: Any, order: int | None = None, name: str = "variables") -> Variables:
     """(M, K) numbers of variables, all different in a row."""
     array = as_array(values, name)
-    expected = "(M, K)" if order is None else f"(M, {order})"
     if array.size == 0 and array.ndim < 2:
         array = array.reshape(0, order or 1).astype(np.int32)
-    if array.ndim != 2 or array.dtype.kind not in "iu" or order not in (None, array.shape[1]):
-        raise InputError(
-            f"{name} must be whole numbers of shape {expected}, got {array.dtype} of shape "
-            f"{array.shape}; number the variables from 0 and give each factor a row."
-        )
+    array = as_whole_numbers(
+        array, name, ("M", "K" if order is None else order),
+        "number the variables from 0 and give each factor a row",
+    )
     if array.shape[1] == 0:
         raise InputError(f"{name} must have at least one column, got none; name some variables.")
     refuse_where(
