@@ -18,6 +18,7 @@ from crfield._core.validate import (
     as_whole_numbers,
     check_magnitude,
     first_index,
+    refuse_where,
 )
 
 Doubles = NDArray[np.float64]
@@ -202,18 +203,12 @@ def _as_dense(values: Any, name: str) -> NDArray[Any]:
 
 def offsets_of(lengths: Any, n_nodes: int, name: str) -> Offsets:
     """Where each chain begins and the last one ends."""
-    counts = as_array(lengths, "lengths")
-    if counts.ndim != 1 or counts.dtype.kind not in "iu" or len(counts) == 0:
-        raise InputError(
-            f"lengths must be whole numbers of shape (C,), C >= 1, got {counts.dtype} of shape "
-            f"{counts.shape}; give the number of nodes of each chain."
-        )
-    if counts.min() < 1:
-        index = int(np.argmax(counts < 1))
-        raise InputError(
-            f"lengths must be at least 1, got {counts[index]} at index {index}; "
-            "leave empty chains out."
-        )
+    counts = as_whole_numbers(
+        lengths, "lengths", ("C",), "give the number of nodes of each chain"
+    )
+    if len(counts) == 0:
+        raise InputError("lengths must name at least one chain, got none; pass some chains.")
+    refuse_where(counts < 1, counts, "lengths must be at least 1", "leave empty chains out")
     if counts.max() > n_nodes or counts.sum(dtype=np.int64) != n_nodes:
         raise InputError(
             f"lengths must add up to the {n_nodes} rows of {name}, got {counts.sum()}; "

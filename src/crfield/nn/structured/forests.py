@@ -148,6 +148,8 @@ def as_forest(parents: Any) -> Forest:
     array = as_whole_numbers(
         parents, "parents", ("T",), "give the parent of each node, -1 for a root"
     )
+    if len(array) == 0:
+        raise InputError("parents must name at least one node, got none; -1 is a single root.")
     bad = (array < -1) | (array >= len(array))
     if bad.any():
         index = int(np.argmax(bad))
