@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from crfield import InferenceResult, unary_from_labels
-from crfield._core.threads import usable_cores
+from crfield._core.resources import usable_cores
 from crfield.datasets import load_sample
 from experiments.common import (
     HAS_PYDENSECRF,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.cases import Disagreement
 from benchmarks.measure import Section, fastest, milliseconds, ratio, run_sections, times
-from crfield._core.threads import usable_cores
+from crfield._core.resources import usable_cores
 from crfield.graphs import (
     FactorGraph,
     FeatureGraph,

@@ -19,9 +19,9 @@ from benchmarks.measure import (
     times,
 )
 from crfield.dense.filters import GridFilter, TableFilter
-from crfield.dense.inference import Inference
+from crfield.dense.meanfield import Inference
 from crfield.dense.observation import observe
-from crfield.dense.pairwise import build_terms
+from crfield.dense.problem import build_terms
 from experiments.common import STANDARD
 
 FLOAT_BYTES, INDEX_BYTES = 4, 4

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.cases import ITERATIONS, Bytes, Scale, check_case, photo_case, photo_labels
 from benchmarks.measure import Candidates, Section, fastest, milliseconds, ratio, times
-from crfield.dense.inference import Inference
+from crfield.dense.meanfield import Inference
 from crfield.learning.losses import IntersectionOverUnion, LogLikelihood, Loss
 from crfield.learning.objective import DatasetObjective
 from crfield.learning.parameters import Parameters

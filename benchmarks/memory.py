@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.cases import Scale, cropped_tiles, photo_case
 from benchmarks.measure import Section, ratio, times
-from crfield._core.threads import usable_cores
+from crfield._core.resources import usable_cores
 from experiments.common import HAS_PYDENSECRF, REPOSITORY
 
 try:

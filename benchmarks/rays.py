@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.cases import Disagreement
 from benchmarks.measure import Section, fastest, milliseconds, run_sections
-from crfield._core.threads import usable_cores
+from crfield._core.resources import usable_cores
 from crfield.graphs import Camera, RayModel, VoxelGrid, fuse_independent, infer
 from experiments.common import REPOSITORY, provenance
 

@@ -18,7 +18,7 @@ from benchmarks.cases import (
 )
 from benchmarks.measure import Candidates, Section, fastest, milliseconds, ratio, times
 from crfield import InferenceResult
-from crfield._core.threads import usable_cores
+from crfield._core.resources import usable_cores
 from experiments.common import HAS_PYDENSECRF
 
 ONE, ALL, THEIRS = "crfield, 1 thread", "crfield, all threads", "pydensecrf"

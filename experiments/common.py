@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import crfield
-from crfield._core.threads import instruction_set, usable_cores
+from crfield._core.resources import instruction_set, usable_cores
 from crfield.io.images import read_image, read_labels
 from crfield.refinement import potts_model
 

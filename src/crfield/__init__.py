@@ -3,10 +3,9 @@
 from crfield._core.validate import InputError
 from crfield.blocks.refinement import BlockResult, refine_blocks
 from crfield.dense.compatibility import Diagonal, Potts, Symmetric
-from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, FeatureKernel, Spatial
-from crfield.dense.model import DenseCRF
-from crfield.dense.pairwise import Pairwise
+from crfield.dense.meanfield import Inference
+from crfield.dense.model import DenseCRF, Pairwise
 from crfield.dense.results import InferenceResult, InferenceStatus
 from crfield.refinement import refine
 from crfield.unary.costs import (

@@ -25,7 +25,7 @@ from crfield._core.validate import (
     shown,
 )
 from crfield.dense.compatibility import Potts
-from crfield.dense.inference import Inference
+from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
 from crfield.learning import FAMILIES, LearningReport

@@ -17,8 +17,7 @@ from crfield.dense.compatibility import Potts
 from crfield.dense.inputs import LAYOUTS
 from crfield.dense.kernels import Bilateral, Spatial
 from crfield.dense.meanfield import Callback
-from crfield.dense.model import DenseCRF
-from crfield.dense.pairwise import Pairwise
+from crfield.dense.model import DenseCRF, Pairwise
 from crfield.dense.results import InferenceResult
 from crfield.unary.costs import (
     BILATERAL,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import reference
 from crfield.compat.pydensecrf import densecrf, eigen, utils
-from crfield.dense.filters.lattice import LatticeFilter
+from crfield.dense.filters.compiled import LatticeFilter
 from refusal import refusal
 
 NORMALIZATIONS = ("none", "before", "after", "symmetric")

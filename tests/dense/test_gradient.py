@@ -9,8 +9,7 @@ from crfield import Diagonal, FeatureKernel, Potts, Symmetric
 from crfield.dense.filters import make_filter
 from crfield.dense.gradient import backpropagate, softmax_jacobian
 from crfield.dense.meanfield import run_parallel
-from crfield.dense.pairwise import Term
-from crfield.dense.problem import NativeProblem
+from crfield.dense.problem import NativeProblem, Term
 from crfield.learning.losses import (
     ExpectedHamming,
     IntersectionOverUnion,

@@ -16,8 +16,7 @@ from crfield.dense import model as dense
 from crfield.dense.filters import ExactFilter, GridFilter, LatticeFilter, make_filter
 from crfield.dense.gradient import backpropagate
 from crfield.dense.observation import observe
-from crfield.dense.pairwise import build_terms
-from crfield.dense.problem import FusedProblem, NativeProblem, make_problem
+from crfield.dense.problem import FusedProblem, NativeProblem, build_terms, make_problem
 from crfield.learning.losses import LogLikelihood
 from crfield.learning.objective import unroll
 

@@ -12,7 +12,7 @@ import numpy as np
 import crfield
 from crfield import DenseCRF, InferenceResult
 from crfield.dense.filters import FILTERS, make_filter
-from crfield.dense.inference import ALGORITHMS
+from crfield.dense.meanfield import ALGORITHMS
 from tests.fuzz.values import FLOAT_TYPES, WHOLE_TYPES, WRONG_ARRAYS, WRONG_COUNTS, Array, Maker
 
 # What the library lets a free energy rise by, as a share of |F| + N log L.

@@ -21,7 +21,7 @@ from crfield import (
     Spatial,
     Symmetric,
 )
-from crfield._core import arena as _arena
+from crfield._core import resources
 from crfield.learning import (
     LEARNABLE,
     DatasetObjective,
@@ -294,7 +294,7 @@ def test_learning_stops_when_it_has_settled_and_keeps_no_memory():
     whole = learn(model, images(2), tol=0.0, **options)
     assert len(whole.report.losses) == 13
     assert whole.report.stopped == "max_iter was reached"
-    assert not _arena._idle_arenas
+    assert not resources._idle_arenas
 
 
 def test_spacing_of_examples_scales_their_positions():

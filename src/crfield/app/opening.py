@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
-from crfield._core.threads import thread_count
+from crfield._core.resources import thread_count
 from crfield._core.validate import InputError
 from crfield.app.limits import MAX_PAINTED_LABELS, MAX_SETTINGS_BYTES, Limits
 from crfield.app.settings import Settings

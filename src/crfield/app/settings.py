@@ -9,7 +9,7 @@ from typing import Any
 
 from crfield._core.validate import InputError, as_choice, as_count, as_within, shown
 from crfield.app.limits import MAX_PAINTED_LABELS, Limits
-from crfield.dense.inference import Inference
+from crfield.dense.meanfield import Inference
 from crfield.unary.costs import (
     BILATERAL,
     CONFIDENCE,

@@ -20,8 +20,8 @@ from crfield._core.validate import FloatArray, InputError, as_choice, image_spac
 from crfield.blocks.inputs import BlockInputs, count_selected, open_inputs, same_everywhere
 from crfield.blocks.parts import Block, Target, as_sides, check_apart, cut, open_target
 from crfield.blocks.seams import SeamBound, SeamMeter, Seams, check_bound, default_overlap
-from crfield.dense.inference import Inference
 from crfield.dense.inputs import LAYOUTS
+from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import Window, observe
 from crfield.dense.results import InferenceStatus

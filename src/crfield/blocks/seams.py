@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 from crfield._core.validate import FloatArray, InputError, as_not_negative
 from crfield.blocks.parts import Block
 from crfield.dense.filters.base import NativeFilter
-from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Kernel, Spatial
+from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import Observation, observe
-from crfield.dense.pairwise import build_terms
+from crfield.dense.problem import build_terms
 
 Vector = NDArray[np.float64]
 

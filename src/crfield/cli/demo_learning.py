@@ -25,8 +25,8 @@ from crfield.cli.demo_cases import (
     refine_scene,
 )
 from crfield.dense.compatibility import Potts
-from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Spatial
+from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
 from crfield.io.arrays import write_array

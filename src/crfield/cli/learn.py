@@ -15,13 +15,13 @@ import numpy as np
 
 from crfield._core.atomic import check_writable
 from crfield._core.optimize import check_optimizer
-from crfield._core.threads import usable_cores
+from crfield._core.resources import usable_cores
 from crfield._core.validate import InputError, as_count
 from crfield.cli.data import add_dataset, open_dataset
 from crfield.cli.progress import LearningProgress
 from crfield.datasets import FolderDataset, Shrunk
 from crfield.datasets.shrunk import fitting_factor
-from crfield.dense.inference import Inference
+from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.learning import (
     FAMILIES,

@@ -17,7 +17,7 @@ from crfield.blocks.inputs import open_inputs
 from crfield.blocks.parts import Source
 from crfield.cli.jobs import Job, check_no_input_is_overwritten
 from crfield.cli.progress import BlockProgress
-from crfield.dense.inference import Inference
+from crfield.dense.meanfield import Inference
 from crfield.io.arrays import check_size
 from crfield.io.images import (
     DEFAULT_MAX_PIXELS,

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from crfield.dense.compatibility import COMPATIBILITIES, Compatibility
 from crfield.dense.kernels import KERNELS, Kernel
-from crfield.dense.pairwise import Pairwise
 from crfield.io.models import incomplete, read_document, write_document
 
 if TYPE_CHECKING:
@@ -49,18 +48,18 @@ def save_model(path: str | os.PathLike[str], model: DenseCRF) -> None:
 
 
 def load_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The fields of the model that `save_model` wrote, by name."""
+    """The fields of the model that `save_model` wrote, and of its terms, by name."""
     description, tensors = read_document(path, FORMAT, VERSION)
     try:
         recalibration = description.get("recalibration")
         return {
             "n_labels": description["n_labels"],
             "terms": [
-                Pairwise(
-                    _restore(entry["kernel"], KERNELS, tensors),
-                    _restore(entry["compatibility"], COMPATIBILITIES, tensors),
-                    entry["weight"],
-                )
+                {
+                    "kernel": _restore(entry["kernel"], KERNELS, tensors),
+                    "compatibility": _restore(entry["compatibility"], COMPATIBILITIES, tensors),
+                    "weight": entry["weight"],
+                }
                 for entry in description["terms"]
             ],
             "recalibration": None if recalibration is None else tensors[recalibration["tensor"]],

@@ -1,4 +1,4 @@
-"""Mean-field inference: the one descent loop.
+"""Mean-field inference: how it is to be done, and the one descent loop.
 
 The objective over marginals q (N, L) is
 
@@ -22,24 +22,73 @@ The updates themselves come from a `Descent`: `crfield.dense.problem` has those 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import FloatArray, InputError
-from crfield.dense.compatibility import center
+from crfield._core.resources import thread_count
+from crfield._core.validate import (
+    FloatArray,
+    InputError,
+    as_choice,
+    as_count,
+    as_not_negative,
+    as_scalar,
+)
+from crfield.dense.filters import FILTERS
 from crfield.dense.namespace import Array
-from crfield.dense.pairwise import Term
 from crfield.dense.results import InferenceStatus
 
 Callback = Callable[[int, FloatArray, float], Any]
 
+ALGORITHMS = ("concave", "cccp", "parallel", "sequential")
+
 # The watch lets F rise by this share of |F| + N log L: rounding in sums over millions of terms.
 _ROUNDING = {"float32": 1e-6, "float64": 1e-12}
 _FIRST_SHIFT = 2.0**-8
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How marginals are found, for whatever does inference as a part of something larger.
+
+    Parameters
+    ----------
+    algorithm : "concave" (KK13 3.2), "cccp" (KK13 3.1), "parallel" (KK11, no guarantee) or
+        "sequential" (one variable at a time, few variables); None is the model's.
+    filter : how kernels are summed, "auto", "lattice" or "exact".
+    filter_tol : pairs of variables whose kernel value is below it may be left out of exact sums.
+    max_iter : most iterations; None is the model's number.
+    tol : stop when no marginal moves by more than this; 0 never stops early.
+    threads : native threads, None for all cores.
+    """
+
+    algorithm: str | None = None
+    filter: str = "auto"
+    filter_tol: float = 0.0
+    max_iter: int | None = None
+    tol: float = 1e-3
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.algorithm is not None:
+            as_choice(self.algorithm, "algorithm", ALGORITHMS)
+        as_choice(self.filter, "filter", FILTERS)
+        if self.max_iter is not None:
+            object.__setattr__(self, "max_iter", as_count(self.max_iter, "max_iter", 0))
+        filter_tol = as_scalar(self.filter_tol, "filter_tol")
+        if not 0.0 <= filter_tol < 1.0:
+            raise InputError(
+                f"filter_tol must be at least 0 and below 1, got {filter_tol:g}; 0 skips nothing."
+            )
+        tol = as_not_negative(self.tol, "tol", "0 never stops early")
+        object.__setattr__(self, "filter_tol", filter_tol)
+        object.__setattr__(self, "tol", tol)
+        if self.threads is not None:
+            object.__setattr__(self, "threads", thread_count(self.threads))
 
 
 @dataclass(frozen=True)
@@ -152,52 +201,6 @@ def _ceiling(problem: Descent, state: State) -> float:
     n, n_labels = problem.unary.shape
     scale = abs(state.free_energy) + n * math.log(max(n_labels, 2))
     return state.free_energy + _ROUNDING[problem.unary.dtype.name] * float(scale)
-
-
-def check_guarantee(terms: Sequence[Term], algorithm: str, n_labels: int, check: bool) -> bool:
-    """Whether descent is guaranteed; refuses models for which it cannot be, unless told not to.
-
-    "concave" and "cccp" need symmetric kernels and mu negative semidefinite up to a constant,
-    "sequential" symmetric kernels; "parallel" promises nothing.
-    """
-    if algorithm == "parallel":
-        return False
-    for number, term in enumerate(terms):
-        problem = None
-        if not term.operator.is_symmetric:
-            problem = (
-                "its kernel's normalization must be 'symmetric' or 'none', got one that makes the "
-                "kernel unsymmetric"
-            )
-        elif algorithm != "sequential" and not _is_concave(term, n_labels):
-            worst = max(
-                term.weight * e
-                for e in np.linalg.eigvalsh(center(term.compatibility.matrix(n_labels)))
-            )
-            problem = (
-                "its compatibility must be negative semidefinite up to a constant (attractive), "
-                f"got largest eigenvalue {worst:.3g}"
-            )
-            if algorithm == "cccp" and not check:
-                raise InputError(
-                    f"term {number} cannot be used with 'cccp': {problem}; "
-                    "use 'concave' or 'parallel' with check=False, or compatibility.project()."
-                )
-        if problem and check:
-            raise InputError(
-                f"term {number} has no convergence guarantee with {algorithm!r}: {problem}; change "
-                "it (compatibility.project() helps), use algorithm='parallel', or pass check=False."
-            )
-        if problem:
-            return False
-    return True
-
-
-def _is_concave(term: Term, n_labels: int) -> bool:
-    if term.weight >= 0:
-        return term.compatibility.is_concave(n_labels) or term.weight == 0
-    mu = center(term.compatibility.matrix(n_labels))
-    return bool(np.linalg.eigvalsh(mu)[0] >= -1e-9 * n_labels * max(float(np.abs(mu).max()), 1e-30))
 
 
 def _read_only(array: FloatArray) -> FloatArray:

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from crfield._core.threads import thread_count
+from crfield._core.resources import thread_count
 from crfield._core.validate import (
+    LARGEST_COMPATIBILITY,
     MAX_LABELS,
     FloatArray,
     InputError,
@@ -30,10 +31,10 @@ from crfield._core.validate import (
     shown,
     working_dtype,
 )
+from crfield.dense.compatibility import Compatibility
 from crfield.dense.context import CONTEXTS, as_contexts, context_features, context_names
 from crfield.dense.files import load_fields, save_model
 from crfield.dense.filters import KeptFilters
-from crfield.dense.inference import ALGORITHMS, Inference
 from crfield.dense.inputs import (
     as_costs,
     as_start,
@@ -41,14 +42,43 @@ from crfield.dense.inputs import (
     grid_of,
     warn_of_probabilities,
 )
-from crfield.dense.meanfield import Callback, check_guarantee, run_parallel
+from crfield.dense.kernels import Kernel
+from crfield.dense.meanfield import ALGORITHMS, Callback, Inference, run_parallel
 from crfield.dense.observation import Observation, Window, observe
-from crfield.dense.pairwise import Pairwise, build_terms
-from crfield.dense.problem import center_costs, make_problem
+from crfield.dense.problem import build_terms, center_costs, check_guarantee, make_problem
 from crfield.dense.results import InferenceResult, InferenceStatus
 
 # What `infer` does if neither its caller nor the model says.
 DEFAULT_ALGORITHM, DEFAULT_MAX_ITER = "concave", 10
+
+
+@dataclass(frozen=True, eq=False)
+class Pairwise:
+    """One pairwise term: weight mu(x_i, x_j) k(f_i, f_j), mu the compatibility, k the kernel."""
+
+    kernel: Kernel
+    compatibility: Compatibility
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kernel, Kernel):
+            raise InputError(
+                f"kernel must be Spatial, Bilateral or FeatureKernel, got {shown(self.kernel)}; "
+                "for example Pairwise(Spatial(3), Potts(3))."
+            )
+        if not isinstance(self.compatibility, Compatibility):
+            raise InputError(
+                "compatibility must be Potts, Diagonal or Symmetric, got "
+                f"{shown(self.compatibility)}; for example Pairwise(Spatial(3), Potts(3))."
+            )
+        weight = as_scalar(self.weight, "weight")
+        largest = float(np.abs(self.compatibility.native_values(1)).max())
+        if not abs(weight) * largest <= LARGEST_COMPATIBILITY:
+            raise InputError(
+                f"weight times compatibility must not exceed {LARGEST_COMPATIBILITY:g} in "
+                f"magnitude, got {weight:.3g} times {largest:.3g}; use smaller ones."
+            )
+        object.__setattr__(self, "weight", weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,7 +367,8 @@ class DenseCRF:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DenseCRF:
         """Read a model that `save` wrote to `path`; nothing in the file is executed."""
-        return cls(**load_fields(path))
+        fields = load_fields(path)
+        return cls(**{**fields, "terms": [Pairwise(**term) for term in fields["terms"]]})
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -1,6 +1,7 @@
-"""The updates of mean-field inference on one image, and the one place that chooses their form.
+"""A model on one image: its terms, when descent is guaranteed, and the updates of mean field.
 
-All of them can be run by `crfield.dense.meanfield.run_parallel`, whose notation they share.
+`make_problem` alone chooses the form of the updates. All of them can be run by
+`crfield.dense.meanfield.run_parallel`, whose notation they share.
 
     Problem        operator by operator, written once for arrays and tensors
     NativeProblem  the same on arrays, with the arithmetic in the compiled core, and with F
@@ -12,23 +13,132 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core import _native
-from crfield._core.arena import Arena
-from crfield._core.validate import FloatArray, check_memory
-from crfield.dense.compatibility import center
-from crfield.dense.filters import TableFilter
-from crfield.dense.meanfield import State
+from crfield._core.resources import Arena, without_locks
+from crfield._core.validate import FloatArray, InputError, check_memory
+from crfield.dense.compatibility import Compatibility, Matrix, center
+from crfield.dense.filters import KeptFilters, KernelOperator, TableFilter
+from crfield.dense.filters.compiled import as_features, choose_filter
+from crfield.dense.kernels import Kernel
+from crfield.dense.meanfield import Inference, State
 from crfield.dense.namespace import Array, cast, library_of, logsumexp, softmax
-from crfield.dense.pairwise import Term
+from crfield.dense.observation import GridFeatures, Observation
+
+if TYPE_CHECKING:
+    from crfield.dense.model import Pairwise
 
 _SMALL_COST = 64.0  # float32 numbers up to here are exact to 4e-6
 _UPDATES = {"concave": 0, "cccp": 1, "parallel": 2}
+
+
+@dataclass(frozen=True)
+class Term:
+    """A pairwise term on one image: weight mu (x) K, K on scaled features (N, D)."""
+
+    operator: KernelOperator
+    compatibility: Compatibility
+    weight: float
+    features: FloatArray | GridFeatures | None = None
+
+    def dense_features(self) -> FloatArray:
+        """The scaled features as an array."""
+        assert self.features is not None
+        return self.features.dense() if isinstance(self.features, GridFeatures) else self.features
+
+    def matrix(self, n_labels: int) -> Matrix:
+        """weight mu, (L, L)."""
+        return self.weight * self.compatibility.matrix(n_labels)
+
+    def attraction(self, n_labels: int) -> Matrix | None:
+        """a (L,) with weight mu = -diag(a) up to a constant and a >= 0, or None if there is none.
+        """
+        found = self.compatibility.attraction(n_labels) if self.weight >= 0 else None
+        return None if found is None else self.weight * found
+
+
+def build_terms(
+    pairs: Iterable[Pairwise], observation: Observation, dtype: np.dtype[Any],
+    inference: Inference, kept: KeptFilters | None = None,
+) -> list[Term]:
+    """The terms on one observation: scaled features, and operators on them.
+
+    dtype : of the work; inference says how kernels are summed; kept, if given, holds filters from
+        one call to the next.
+    """
+
+    def build(kernel: Kernel) -> tuple[FloatArray | GridFeatures, KernelOperator]:
+        scaled: FloatArray | GridFeatures | None = kernel.grid_features(observation, dtype)
+        if scaled is None:
+            scaled = as_features(
+                np.ascontiguousarray(kernel.scaled_features(observation), dtype=dtype)
+            )
+        return scaled, choose_filter(
+            scaled, kernel.shape, kernel.normalization, inference.filter, inference.filter_tol,
+            inference.threads, observation.n_whole,
+        )
+
+    settings = (dtype.str, inference.filter, inference.filter_tol, inference.threads)
+    terms = []
+    for pair in pairs:
+        scaled, operator = (
+            build(pair.kernel) if kept is None
+            else kept.recall(observation, pair.kernel, settings, build)
+        )
+        terms.append(Term(operator, pair.compatibility, pair.weight, scaled))
+    return terms
+
+
+def check_guarantee(terms: Sequence[Term], algorithm: str, n_labels: int, check: bool) -> bool:
+    """Whether descent is guaranteed; refuses models for which it cannot be, unless told not to.
+
+    "concave" and "cccp" need symmetric kernels and mu negative semidefinite up to a constant,
+    "sequential" symmetric kernels; "parallel" promises nothing.
+    """
+    if algorithm == "parallel":
+        return False
+    for number, term in enumerate(terms):
+        problem = None
+        if not term.operator.is_symmetric:
+            problem = (
+                "its kernel's normalization must be 'symmetric' or 'none', got one that makes the "
+                "kernel unsymmetric"
+            )
+        elif algorithm != "sequential" and not _is_concave(term, n_labels):
+            worst = max(
+                term.weight * e
+                for e in np.linalg.eigvalsh(center(term.compatibility.matrix(n_labels)))
+            )
+            problem = (
+                "its compatibility must be negative semidefinite up to a constant (attractive), "
+                f"got largest eigenvalue {worst:.3g}"
+            )
+            if algorithm == "cccp" and not check:
+                raise InputError(
+                    f"term {number} cannot be used with 'cccp': {problem}; "
+                    "use 'concave' or 'parallel' with check=False, or compatibility.project()."
+                )
+        if problem and check:
+            raise InputError(
+                f"term {number} has no convergence guarantee with {algorithm!r}: {problem}; change "
+                "it (compatibility.project() helps), use algorithm='parallel', or pass check=False."
+            )
+        if problem:
+            return False
+    return True
+
+
+def _is_concave(term: Term, n_labels: int) -> bool:
+    if term.weight >= 0:
+        return term.compatibility.is_concave(n_labels) or term.weight == 0
+    mu = center(term.compatibility.matrix(n_labels))
+    return bool(np.linalg.eigvalsh(mu)[0] >= -1e-9 * n_labels * max(float(np.abs(mu).max()), 1e-30))
 
 
 def make_problem(
@@ -67,6 +177,7 @@ def center_costs(
     return centered, _native.center_rows(costs, centered, threads)
 
 
+@without_locks
 class Problem:
     """The update operator by operator, on arrays or tensors; F is not computed.
 
@@ -171,6 +282,7 @@ class Problem:
         return shift * self.terms[m].operator.spectral_bound() if shift else 0.0
 
 
+@without_locks
 class NativeProblem(Problem):
     """F and its update for one image on arrays.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from crfield._core import _native
-from crfield._core.threads import thread_count
+from crfield._core.resources import thread_count
 from crfield._core.validate import InputError, as_array
 from crfield.graphcut._checks import as_capacities, as_grid_weights, check_room, padded_cells
 from crfield.graphcut.neighborhood import native_grid, offsets_for

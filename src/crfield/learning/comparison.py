@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from crfield.dense.compatibility import Diagonal, Potts
 from crfield.dense.context import context_names
-from crfield.dense.model import DenseCRF
-from crfield.dense.pairwise import Pairwise
+from crfield.dense.model import DenseCRF, Pairwise
 from crfield.learning.widths import kernel_correlations, kernel_widths
 from crfield.show import svg as _svg
 from crfield.show.page import figure, heading, number, paragraph, row, table

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from crfield._core.arena import drop_arenas
 from crfield._core.checkpoints import Checkpoint
 from crfield._core.optimize import OPTIMIZERS, Batches, Vector, minimize
+from crfield._core.resources import drop_arenas
 from crfield._core.validate import (
     InputError,
     as_array,
@@ -20,7 +20,7 @@ from crfield._core.validate import (
     as_positive_number,
     as_scalar,
 )
-from crfield.dense.inference import Inference
+from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.learning.losses import (
     VOID,

@@ -14,9 +14,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.arena import Arena, lent_arena
 from crfield._core.optimize import Vector
-from crfield._core.threads import usable_cores
+from crfield._core.resources import Arena, lent_arena, usable_cores
 from crfield._core.validate import (
     FloatArray,
     InputError,
@@ -26,12 +25,17 @@ from crfield._core.validate import (
     check_magnitude,
 )
 from crfield.dense.gradient import backpropagate
-from crfield.dense.inference import Inference
-from crfield.dense.meanfield import State, run_parallel
+from crfield.dense.meanfield import Inference, State, run_parallel
 from crfield.dense.model import DEFAULT_ALGORITHM, DenseCRF
 from crfield.dense.observation import observe
-from crfield.dense.pairwise import build_terms
-from crfield.dense.problem import FusedProblem, NativeProblem, Sweeps, center_costs, make_problem
+from crfield.dense.problem import (
+    FusedProblem,
+    NativeProblem,
+    Sweeps,
+    build_terms,
+    center_costs,
+    make_problem,
+)
 from crfield.learning.losses import VOID, Loss, Totals
 from crfield.learning.parameters import ModelGradient, Parameters
 from crfield.metrics import confusion_matrix

@@ -10,11 +10,10 @@ import numpy as np
 from crfield._core.validate import InputError, as_choice
 from crfield.datasets.shrunk import Shrunk, fitting_factor
 from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetric
-from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Kernel, Spatial
-from crfield.dense.model import DenseCRF
+from crfield.dense.meanfield import Inference
+from crfield.dense.model import DenseCRF, Pairwise
 from crfield.dense.observation import observe
-from crfield.dense.pairwise import Pairwise
 from crfield.learning.losses import Loss
 from crfield.learning.objective import Example, image_totals, settle, visit
 

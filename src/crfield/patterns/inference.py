@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.threads import thread_count
+from crfield._core.resources import thread_count
 from crfield._core.validate import FloatArray, InputError, as_count
 from crfield.graphcut import alpha_expansion_grid, cut_grids
 from crfield.patterns.hidden import HiddenPosterior

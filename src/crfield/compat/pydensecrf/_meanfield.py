@@ -15,12 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from crfield._core import _native
-from crfield._core.threads import thread_count
+from crfield._core.resources import thread_count
 from crfield._core.validate import FloatArray, check_memory
-from crfield.dense.filters.lattice import LatticeFilter
+from crfield.dense.filters.compiled import LatticeFilter
 from crfield.dense.meanfield import State, run_parallel
-from crfield.dense.pairwise import Term
-from crfield.dense.problem import NativeProblem, make_problem
+from crfield.dense.problem import NativeProblem, Term, make_problem
 
 
 def make_filter(features: FloatArray, normalization: str) -> LatticeFilter:

@@ -21,8 +21,8 @@ from crfield.compat.pydensecrf import _meanfield, eigen
 from crfield.compat.pydensecrf._inputs import as_rows, as_whole, as_widths, check_size
 from crfield.compat.pydensecrf.utils import create_pairwise_bilateral, create_pairwise_gaussian
 from crfield.dense.compatibility import Compatibility, Diagonal, Symmetric
-from crfield.dense.filters.lattice import MAX_DIM
-from crfield.dense.pairwise import Term
+from crfield.dense.filters.compiled import MAX_DIM
+from crfield.dense.problem import Term
 from crfield.unary.costs import unary_from_features
 
 __all__ = [

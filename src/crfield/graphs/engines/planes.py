@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from crfield._core import _native
-from crfield._core.threads import thread_count
+from crfield._core.resources import thread_count
 from crfield._core.validate import FloatArray, InputError, check_memory
 from crfield.graphs.engines.messages import GraphResult
 from crfield.graphs.factors import Doubles, GridFactors

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core import _native
-from crfield._core.threads import thread_count
+from crfield._core.resources import thread_count
 from crfield._core.validate import (
     InputError,
     as_array,

@@ -19,9 +19,8 @@ from crfield._core.optimize import Vector
 from crfield._core.validate import InputError, as_count, as_scalar
 from crfield.dense.compatibility import Potts
 from crfield.dense.kernels import Kernel
-from crfield.dense.model import DenseCRF
+from crfield.dense.model import DenseCRF, Pairwise
 from crfield.dense.observation import observe
-from crfield.dense.pairwise import Pairwise
 from crfield.learning.baselines.search import Searched, grid_search
 from crfield.learning.losses import VOID
 from crfield.learning.objective import Example, check_example, spacing_of

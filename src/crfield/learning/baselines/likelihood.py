@@ -24,7 +24,7 @@ import numpy as np
 from crfield._core.optimize import Vector
 from crfield._core.validate import InputError, as_count, as_positive_number, as_scalar
 from crfield.dense.filters import KernelOperator
-from crfield.dense.inference import Inference
+from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.learning.baselines.scoring import summed, visit_all
 from crfield.learning.learner import Learned, LearningReport, default_l2

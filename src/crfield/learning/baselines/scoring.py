@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from crfield._core.validate import InputError
-from crfield.dense.inference import Inference
+from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.learning.losses import VOID
 from crfield.learning.objective import (

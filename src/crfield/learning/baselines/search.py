@@ -20,10 +20,9 @@ from crfield._core.validate import (
     shown,
 )
 from crfield.dense.compatibility import Potts
-from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Kernel, Spatial
-from crfield.dense.model import DenseCRF
-from crfield.dense.pairwise import Pairwise
+from crfield.dense.meanfield import Inference
+from crfield.dense.model import DenseCRF, Pairwise
 from crfield.learning.baselines.scoring import METRICS, confusion
 from crfield.learning.learner import Learned, LearningReport
 from crfield.learning.objective import Example, settle, with_inference

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from crfield._core.validate import InputError
-from crfield.dense.inference import Inference
+from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.learning import learner
 from crfield.learning.learner import Learned, LearningReport

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from crfield._core.validate import InputError, as_choice, as_positive, shown
 from crfield.dense.compatibility import Potts
-from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Spatial
+from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF as Model
-from crfield.dense.pairwise import Pairwise
+from crfield.dense.model import Pairwise
 from crfield.nn.dense.function import mean_field
 from crfield.nn.dense.run import GRADIENTS, RunSettings, TermSettings
 from crfield.nn.dense.term import (

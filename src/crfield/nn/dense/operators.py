@@ -12,8 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from crfield._core.validate import InputError
 from crfield.dense.filters import KernelOperator
-from crfield.dense.filters.choice import SMALL
-from crfield.dense.filters.lattice import MAX_DIM
+from crfield.dense.filters.compiled import MAX_DIM, SMALL
 from crfield.nn.dense.run import RunSettings, TermSettings, build_native_operator
 from crfield.nn.ops.grid.reference import Grid, GridLayout
 from crfield.nn.ops.lattice.reference import Lattice

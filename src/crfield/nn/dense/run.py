@@ -12,17 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crfield._core.threads import thread_count
+from crfield._core.resources import thread_count
 from crfield._core.validate import FloatArray, InputError
 from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetric
 from crfield.dense.filters import KernelOperator
-from crfield.dense.filters.choice import as_features, choose_filter
+from crfield.dense.filters.compiled import as_features, choose_filter
 from crfield.dense.gradient import Gradients, backpropagate, backpropagate_fixed_point
 from crfield.dense.kernels import LARGEST_FEATURE
 from crfield.dense.meanfield import State, run_parallel
 from crfield.dense.observation import GridFeatures
-from crfield.dense.pairwise import Term
-from crfield.dense.problem import FusedProblem, Problem, Sweeps, center_costs, make_problem
+from crfield.dense.problem import FusedProblem, Problem, Sweeps, Term, center_costs, make_problem
 
 GRADIENTS = ("unrolled", "implicit")
 
@@ -111,7 +110,7 @@ def by_compatibility(by_mu: Tensor, compatibility: Tensor) -> Tensor:
 
 
 class TensorTerm:
-    """A pairwise term on a batch of tensors, as `crfield.dense.pairwise.Term` is on an image.
+    """A pairwise term on a batch of tensors, as `crfield.dense.problem.Term` is on an image.
 
     compatibility : with the weight in it, in a form that `matrix_of` takes.
     """

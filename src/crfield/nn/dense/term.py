@@ -1,6 +1,6 @@
 """A pairwise term of a layer: its parameters, and the scaled features that follow from them.
 
-`crfield.dense.pairwise` has the same for arrays.
+`crfield.dense.model` has the same for arrays.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from crfield.dense.compatibility import (
     project_gradient,
 )
 from crfield.dense.kernels import Bilateral, FeatureKernel, Kernel, Spatial
+from crfield.dense.model import Pairwise
 from crfield.dense.observation import INTEGER_SCALE, rgb_to_lab
-from crfield.dense.pairwise import Pairwise
 from crfield.nn.tensors import can_look, check_finite_tensor, check_tensor
 
 LEARNABLE = ("weight", "compatibility", "kernel")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crfield.dense.filters.grid import SPACING
+from crfield.dense.filters.compiled import SPACING
 from crfield.nn.ops.backend import runs_kernels
 from crfield.nn.ops.tables.reference import TableOperator
 

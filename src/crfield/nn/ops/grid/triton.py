@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crfield.dense.filters.grid import SPACING
+from crfield.dense.filters.compiled import SPACING
 from crfield.nn.ops.launch import cdiv, launch
 
 if TYPE_CHECKING:

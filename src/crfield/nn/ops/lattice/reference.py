@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from crfield._core.validate import InputError
-from crfield.dense.filters.lattice import MAX_DIM
+from crfield.dense.filters.compiled import MAX_DIM
 from crfield.nn.ops import backend as _backend
 from crfield.nn.ops.lattice import build as _lattice_build
 from crfield.nn.ops.tables.reference import TableOperator

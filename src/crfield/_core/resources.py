@@ -1,21 +1,60 @@
-"""Arrays that serve one image after another: fresh pages cost more than the arithmetic on them."""
+"""What native work runs on: threads, instructions, and memory that serves one image after another.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
 from crfield._core import _native
-from crfield._core.validate import FloatArray
+from crfield._core.validate import FloatArray, as_count
 
+MAX_THREADS = 1024
+
+_Class = TypeVar("_Class", bound=type)
 _Key = tuple[tuple[int, ...], np.dtype[Any]]
 
 
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1
+
+
+def instruction_set() -> str:
+    """The instructions that the native core uses on this machine: "avx2", for example."""
+    return str(_native.isa())
+
+
+def thread_count(threads: Any = None) -> int:
+    """The number of threads to use: all usable cores for None."""
+    if threads is None:
+        return min(usable_cores(), MAX_THREADS)
+    return as_count(threads, "threads", 1, MAX_THREADS)
+
+
+def without_locks(kind: _Class) -> _Class:
+    """A class whose cached properties several threads may compute at a time.
+
+    Python 3.11 holds one lock per property for all instances: threads would wait for each other's
+    inference, and a process forked meanwhile would wait forever. Later Pythons have no such lock.
+    """
+    for value in vars(kind).values():
+        if isinstance(value, cached_property):
+            value.lock = contextlib.nullcontext()  # type: ignore[attr-defined]
+    return kind
+
+
 class Arena:
-    """Lends uninitialized arrays, all of which come back at once.
+    """Lends uninitialized arrays, all of which come back at once: fresh pages cost more than the
+    arithmetic on them.
 
     keep : whether what came back is lent again rather than left to the garbage collector.
     """
