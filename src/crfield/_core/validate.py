@@ -139,6 +139,23 @@ def working_dtype(array: NDArray[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64 if double else np.float32)
 
 
+def as_whole_numbers(
+    values: Any, name: str, shape: tuple[int | str, ...], remedy: str
+) -> NDArray[np.integer[Any]]:
+    """Whole numbers of this shape, in which a word stands for any size."""
+    array = as_array(values, name)
+    fits = array.ndim == len(shape) and all(
+        isinstance(side, str) or side == n for side, n in zip(shape, array.shape, strict=True)
+    )
+    if not fits or array.dtype.kind not in "iu":
+        wanted = str(shape).replace("'", "")
+        raise InputError(
+            f"{name} must be whole numbers of shape {wanted}, got {array.dtype} of shape "
+            f"{array.shape}; {remedy}."
+        )
+    return array
+
+
 def check_finite(array: NDArray[Any], name: str) -> None:
     """Refuse NaN and infinity, naming the first offending index."""
     if array.dtype.kind != "f" or array.size == 0:

@@ -60,7 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
     drawn = {f"{case.slug}.png": _comparison(case) for case in cases}
     for case in cases:
         drawn[f"{case.slug}-entropy.png"] = pictures.entropy_map(case.result.marginals)
-        drawn[f"{case.slug}-energy.png"] = _energy_curve(case)
+        drawn[f"{case.slug}-energy.png"] = pictures.line_plot(
+            case.result.free_energies, f"{case.sample.name}, from {case.input_name}",
+            xlabel="iteration", ylabel="free energy",
+        )
     drawn["overview.png"] = overview([case for case in cases if case.input_name == "labels"])
     drawn |= demo_learning.run(
         folder, [case for case in photos if case.input_name == "probabilities"]
@@ -119,12 +122,3 @@ def _comparison(case: Case, width: int | None = None, titled: bool = True) -> Im
         "refined": case.result.labels, "truth": case.sample.mask,
     }
     return comparison(case, panels, width, titled)
-
-
-def _energy_curve(case: Case) -> Image.Image:
-    return pictures.line_plot(
-        case.result.free_energies,
-        title=f"{case.sample.name}, from {case.input_name}",
-        xlabel="iteration",
-        ylabel="free energy",
-    )

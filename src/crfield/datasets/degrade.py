@@ -77,10 +77,9 @@ def noisy_probabilities(
 
     Parameters
     ----------
-    mask : (*grid) integer true labels, any number of dimensions.
+    mask, jitter : as for `coarsen`.
     n_labels : number of labels L, at least 2.
     block : spacing of the coarse grid, in pixels.
-    jitter : standard deviation of the boundaries' displacement, in pixels.
     confidence : noiseless probability of the true label away from boundaries, between 1 / L and 1.
     noise : standard deviation of the noise on the scores, half its variance in single cells of the
         coarse grid and half in smooth regions.

@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import InputError, as_count, as_floats, as_scalar, check_memory
+from crfield._core.validate import (
+    InputError,
+    as_count,
+    as_floats,
+    as_not_negative,
+    as_scalar,
+    check_memory,
+)
 from crfield.dense.namespace import Array, library_of
 
 # Eigenvalues of a learned or rounded mu are trusted to this share of its norm.
@@ -173,9 +180,7 @@ class Symmetric(Compatibility):
         """
         mu = cls(off_diagonal).values.copy()
         np.fill_diagonal(mu, 0.0)
-        slack = as_scalar(margin, "margin")
-        if slack < 0:
-            raise InputError(f"margin must not be negative, got {slack:g}; use 0 or more.")
+        slack = as_not_negative(margin, "margin")
         np.fill_diagonal(mu, -np.abs(mu).sum(1) - slack)
         return cls(mu)
 

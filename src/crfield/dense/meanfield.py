@@ -30,7 +30,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.resources import thread_count
-from crfield._core.validate import FloatArray, InputError, as_choice, as_count, as_scalar
+from crfield._core.validate import (
+    FloatArray,
+    InputError,
+    as_choice,
+    as_count,
+    as_not_negative,
+    as_scalar,
+)
 from crfield.dense.filters import FILTERS
 from crfield.dense.namespace import Array
 from crfield.dense.results import InferenceStatus
@@ -72,13 +79,12 @@ class Inference:
         as_choice(self.filter, "filter", FILTERS)
         if self.max_iter is not None:
             object.__setattr__(self, "max_iter", as_count(self.max_iter, "max_iter", 0))
-        filter_tol, tol = as_scalar(self.filter_tol, "filter_tol"), as_scalar(self.tol, "tol")
+        filter_tol = as_scalar(self.filter_tol, "filter_tol")
         if not 0.0 <= filter_tol < 1.0:
             raise InputError(
                 f"filter_tol must be at least 0 and below 1, got {filter_tol:g}; 0 skips nothing."
             )
-        if tol < 0:
-            raise InputError(f"tol must not be negative, got {tol:g}; 0 never stops early.")
+        tol = as_not_negative(self.tol, "tol", "0 never stops early")
         object.__setattr__(self, "filter_tol", filter_tol)
         object.__setattr__(self, "tol", tol)
         if self.threads is not None:

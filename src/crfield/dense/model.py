@@ -26,7 +26,8 @@ from crfield._core.validate import (
     as_floats,
     as_positive,
     as_scalar,
-    first_index,
+    as_whole_numbers,
+    refuse_where,
     shown,
     working_dtype,
 )
@@ -273,19 +274,11 @@ class DenseCRF:
         inference = Inference(filter=filter, filter_tol=filter_tol, threads=n_threads)
         values = as_array(unary, "unary")
         grid = grid_of(values.shape, self.n_labels, layout)
-        x = as_array(labels, "labels")
-        if x.shape != grid or x.dtype.kind not in "iu":
-            raise InputError(
-                f"labels must be whole numbers of shape {grid}, got {x.dtype} {x.shape}; "
-                "pass one label per variable."
-            )
-        bad = (x < 0) | (x >= self.n_labels)
-        if bad.any():
-            index = first_index(bad)
-            raise InputError(
-                f"labels must lie in 0..{self.n_labels - 1}, got {x[index]} at index {index}; "
-                "every variable needs a label."
-            )
+        x = as_whole_numbers(labels, "labels", grid, "pass one label per variable")
+        refuse_where(
+            (x < 0) | (x >= self.n_labels), x, f"labels must lie in 0..{self.n_labels - 1}",
+            "every variable needs a label",
+        )
         observation = observe(grid, image, features, spacing, positions, mask)
         check_inference_memory(
             working_dtype(values), self.n_labels, len(self.terms), observation

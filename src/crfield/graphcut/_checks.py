@@ -14,6 +14,7 @@ from crfield._core.validate import (
     InputError,
     as_array,
     as_floats,
+    as_whole_numbers,
     check_magnitude,
     check_memory,
     refuse_where,
@@ -123,11 +124,7 @@ def as_edges(edges: Any, n_nodes: int) -> NDArray[np.int32]:
     array = as_array(edges, "edges")
     if array.size == 0:
         array = np.zeros((0, 2), np.int32)
-    if array.ndim != 2 or array.shape[1] != 2 or array.dtype.kind not in "iu":
-        raise InputError(
-            f"edges must be whole numbers of shape (E, 2), got {array.dtype} of shape "
-            f"{array.shape}; give the indices of both ends of each edge."
-        )
+    as_whole_numbers(array, "edges", ("E", 2), "give the indices of both ends of each edge")
     if n_nodes > _MOST_NODES or len(array) > _MOST_EDGES:
         raise InputError(
             f"a graph may have {_MOST_NODES} nodes and {_MOST_EDGES} edges, got {n_nodes} and "

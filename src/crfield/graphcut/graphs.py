@@ -44,14 +44,11 @@ def max_flow(
         raise InputError(
             f"source and sink must be two nodes, got {start} twice; choose another sink."
         )
-    given = {"capacities": capacities}
-    if reverse_capacities is not None:
-        given["reverse_capacities"] = reverse_capacities
-    forward, *rest = as_capacities(**given)
-    wide = np.int64 if forward.dtype.kind == "i" else np.float64
-    both = [np.ascontiguousarray(values, wide) for values in (forward, *rest)]
-    if not rest:
-        both.append(np.zeros_like(both[0]))
+    if reverse_capacities is None:
+        reverse_capacities = np.zeros(len(ends), np.int8)
+    given = as_capacities(capacities=capacities, reverse_capacities=reverse_capacities)
+    wide = np.int64 if given[0].dtype.kind == "i" else np.float64
+    both = [np.ascontiguousarray(values, wide) for values in given]
     for name, values in zip(("capacities", "reverse_capacities"), both, strict=True):
         if values.shape != (len(ends),):
             raise InputError(

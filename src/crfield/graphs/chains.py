@@ -15,8 +15,10 @@ from crfield._core.validate import (
     InputError,
     as_array,
     as_floats,
+    as_whole_numbers,
     check_magnitude,
     first_index,
+    refuse_where,
 )
 
 Doubles = NDArray[np.float64]
@@ -106,7 +108,9 @@ class Chains:
 
     def as_labels(self, labels: Any) -> Labels:
         """Checked states (N,) of all nodes, from `labels` (N,) or a list of (T,)."""
-        if isinstance(labels, Sequence) and any(map(_has_axes, labels)):
+        if isinstance(labels, Sequence) and any(
+            isinstance(part, Sequence) or getattr(part, "ndim", 0) for part in labels
+        ):
             parts = [as_array(part, f"labels[{c}]") for c, part in enumerate(labels)]
             lengths = np.diff(self.offsets)
             if len(parts) != len(lengths):
@@ -120,14 +124,8 @@ class Chains:
                         f"labels[{c}] must have shape ({length},) like its chain, got "
                         f"{part.shape}; give one state per node."
                     )
-            array = np.concatenate(parts)
-        else:
-            array = as_array(labels, "labels")
-        if array.shape != (self.n_nodes,) or array.dtype.kind not in "iu":
-            raise InputError(
-                f"labels must be whole numbers of shape ({self.n_nodes},), got {array.dtype} of "
-                f"shape {array.shape}; give one state per node."
-            )
+            labels = np.concatenate(parts)
+        array = as_whole_numbers(labels, "labels", (self.n_nodes,), "give one state per node")
         bad = (array < 0) | (array >= self.n_states)
         if bad.any():
             (index,) = first_index(bad)
@@ -205,28 +203,18 @@ def _as_dense(values: Any, name: str) -> NDArray[Any]:
 
 def offsets_of(lengths: Any, n_nodes: int, name: str) -> Offsets:
     """Where each chain begins and the last one ends."""
-    counts = as_array(lengths, "lengths")
-    if counts.ndim != 1 or counts.dtype.kind not in "iu" or len(counts) == 0:
-        raise InputError(
-            f"lengths must be whole numbers of shape (C,), C >= 1, got {counts.dtype} of shape "
-            f"{counts.shape}; give the number of nodes of each chain."
-        )
-    if counts.min() < 1:
-        index = int(np.argmax(counts < 1))
-        raise InputError(
-            f"lengths must be at least 1, got {counts[index]} at index {index}; "
-            "leave empty chains out."
-        )
+    counts = as_whole_numbers(
+        lengths, "lengths", ("C",), "give the number of nodes of each chain"
+    )
+    if len(counts) == 0:
+        raise InputError("lengths must name at least one chain, got none; pass some chains.")
+    refuse_where(counts < 1, counts, "lengths must be at least 1", "leave empty chains out")
     if counts.max() > n_nodes or counts.sum(dtype=np.int64) != n_nodes:
         raise InputError(
             f"lengths must add up to the {n_nodes} rows of {name}, got {counts.sum()}; "
             "count the nodes of every chain."
         )
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def _has_axes(part: Any) -> bool:
-    return isinstance(part, Sequence) or bool(getattr(part, "ndim", 0))
 
 
 def _join_tables(transitions: Any, offsets: Offsets, n_states: int) -> NDArray[Any]:

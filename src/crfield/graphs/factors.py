@@ -19,6 +19,7 @@ from crfield._core.validate import (
     as_choice,
     as_count,
     as_floats,
+    as_whole_numbers,
     check_memory,
     refuse_where,
     shown,
@@ -137,7 +138,7 @@ class _PairFactors(Factors):
         self.edges = as_variables(edges, order=2, name="edges")
         self.variables = self.edges.reshape(-1)
         self.starts = 2 * np.arange(len(self.edges) + 1, dtype=np.int64)
-        self.weights = as_one_each(weights, len(self.edges), "weights")
+        self.weights = as_one_each(weights, (len(self.edges),), "weights")
 
     def sizes(self, n_states: Whole) -> Whole:
         return np.full(len(self.variables), self._n(n_states))
@@ -177,7 +178,9 @@ class DistanceFactors(_PairFactors):
     def __init__(self, edges: Any, weights: Any, ceilings: Any = np.inf, power: int = 1):
         super().__init__(edges, weights)
         check_not_below_zero(self.weights, "weights")
-        self.ceilings = as_one_each(ceilings, len(self.edges), "ceilings", may_be_infinite=True)
+        self.ceilings = as_one_each(
+            ceilings, (len(self.edges),), "ceilings", may_be_infinite=True
+        )
         check_not_below_zero(self.ceilings, "ceilings")
         self.power = as_count(power, "power", 1, 2)
 
@@ -222,7 +225,7 @@ class GridFactors(Factors):
             80.0 * height * width, f"a grid of shape {self.shape}", "use a smaller one, or parts"
         )
         self.weights = tuple(
-            _plane(values, expected, name)
+            as_one_each(values, expected, name)
             for values, expected, name in (
                 (horizontal_weights, (height, width - 1), "horizontal_weights"),
                 (vertical_weights, (height - 1, width), "vertical_weights"),
@@ -415,7 +418,7 @@ class RayFactors(Factors):
         for values, n, name in (
             (scores, len(self.variables), "scores"), (empty_scores, len(self), "empty_scores")
         ):
-            found = as_one_each(values, n, name)
+            found = as_one_each(values, (n,), name)
             check_not_below_zero(found, name)
             with np.errstate(divide="ignore"):
                 costs.append(-np.log(found))
@@ -451,15 +454,17 @@ def as_cost_array(values: Any, name: str) -> Doubles:
     return array
 
 
-def as_one_each(values: Any, n: int, name: str, *, may_be_infinite: bool = False) -> Doubles:
-    """(n,) numbers, from one for all or one for each."""
+def as_one_each(
+    values: Any, shape: tuple[int, ...], name: str, *, may_be_infinite: bool = False
+) -> Doubles:
+    """Numbers of this shape, from one for all or one for each."""
     array = as_cost_array(values, name) if may_be_infinite else as_numbers(values, name)
-    if array.shape not in ((), (n,)):
+    if array.shape not in ((), shape):
         raise InputError(
-            f"{name} must be one number or have shape ({n},), got {array.shape}; "
+            f"{name} must be one number or have shape {shape}, got {array.shape}; "
             "give one for each factor."
         )
-    return np.ascontiguousarray(np.broadcast_to(array, (n,)))
+    return np.ascontiguousarray(np.broadcast_to(array, shape))
 
 
 def check_not_below_zero(array: Doubles, name: str) -> None:
@@ -470,14 +475,12 @@ def check_not_below_zero(array: Doubles, name: str) -> None:
 def as_variables(values: Any, order: int | None = None, name: str = "variables") -> Variables:
     """(M, K) numbers of variables, all different in a row."""
     array = as_array(values, name)
-    expected = "(M, K)" if order is None else f"(M, {order})"
     if array.size == 0 and array.ndim < 2:
         array = array.reshape(0, order or 1).astype(np.int32)
-    if array.ndim != 2 or array.dtype.kind not in "iu" or order not in (None, array.shape[1]):
-        raise InputError(
-            f"{name} must be whole numbers of shape {expected}, got {array.dtype} of shape "
-            f"{array.shape}; number the variables from 0 and give each factor a row."
-        )
+    array = as_whole_numbers(
+        array, name, ("M", "K" if order is None else order),
+        "number the variables from 0 and give each factor a row",
+    )
     if array.shape[1] == 0:
         raise InputError(f"{name} must have at least one column, got none; name some variables.")
     refuse_where(
@@ -493,16 +496,6 @@ def as_variables(values: Any, order: int | None = None, name: str = "variables")
             "make it a cost of that variable alone."
         )
     return np.array(array, np.int32, order="C")
-
-
-def _plane(values: Any, shape: tuple[int, int], name: str) -> Doubles:
-    array = as_numbers(values, name)
-    if array.shape not in ((), shape):
-        raise InputError(
-            f"{name} must be one number or have shape {shape}, got {array.shape}; "
-            "give every edge a weight."
-        )
-    return np.ascontiguousarray(np.broadcast_to(array, shape))
 
 
 def _square(values: Any, name: str) -> Doubles:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import InputError, as_array, as_floats, check_memory, shown
+from crfield.graphs.conditioning import rows_of_costs
 from crfield.graphs.factors import Doubles, TableFactors, Variables, as_numbers, as_variables
 from crfield.graphs.graph import FactorGraph, check_graph
 from crfield.graphs.inference import infer
@@ -168,10 +169,7 @@ class FeatureGraph:
             else:
                 places = starts[term.variables] + np.arange(w.shape[1])
                 np.add.at(costs, places, np.broadcast_to(table, places.shape))
-        if (self.n_states == self.n_states[0]).all():
-            nodes: Any = costs.reshape(len(self.n_states), -1)
-        else:
-            nodes = np.split(costs, starts[1:])
+        nodes = rows_of_costs(costs, self.n_states)
         return FactorGraph(nodes, factors) if like is None else like.with_costs(nodes, factors)
 
     def as_weights(self, weights: Any) -> Weights:

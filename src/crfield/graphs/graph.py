@@ -18,6 +18,7 @@ from crfield._core.validate import (
     InputError,
     as_array,
     as_floats,
+    as_whole_numbers,
     check_magnitude,
     check_memory,
     shown,
@@ -166,12 +167,9 @@ class FactorGraph:
 
     def as_labels(self, labels: Any) -> NDArray[np.int32]:
         """Checked `labels` (N,)."""
-        array = as_array(labels, "labels")
-        if array.shape != (self.n_variables,) or array.dtype.kind not in "iu":
-            raise InputError(
-                f"labels must be whole numbers of shape ({self.n_variables},), got {array.dtype} "
-                f"of shape {array.shape}; give one state per variable."
-            )
+        array = as_whole_numbers(
+            labels, "labels", (self.n_variables,), "give one state per variable"
+        )
         bad = (array < 0) | (array >= self.n_states)
         if bad.any():
             v = int(np.argmax(bad))
@@ -238,7 +236,12 @@ def table_factors(tables: Sequence[tuple[Any, Any]]) -> list[TableFactors]:
     Those of one shape are put together; the order of the list is kept within them only.
     """
     by_shape: dict[tuple[int, ...], tuple[list[Any], list[Any]]] = {}
-    for i, pair in enumerate(_as_sequence(tables)):
+    if not isinstance(tables, Sequence) or isinstance(tables, str | bytes):
+        raise InputError(
+            f"tables must be a list of pairs of variables and costs, got {shown(tables)}; "
+            "put them in a list."
+        )
+    for i, pair in enumerate(tables):
         try:
             variables, costs = pair
         except (TypeError, ValueError):
@@ -257,15 +260,6 @@ def table_factors(tables: Sequence[tuple[Any, Any]]) -> list[TableFactors]:
         rows.append(names)
         stack.append(table)
     return [TableFactors(np.stack(rows), np.stack(stack)) for rows, stack in by_shape.values()]
-
-
-def _as_sequence(tables: Any) -> Sequence[Any]:
-    if not isinstance(tables, Sequence) or isinstance(tables, str | bytes):
-        raise InputError(
-            f"tables must be a list of pairs of variables and costs, got {shown(tables)}; "
-            "put them in a list."
-        )
-    return tables
 
 
 def _as_node_costs(costs: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:

@@ -16,7 +16,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import FloatArray, InputError, as_floats, as_scalar, first_index
+from crfield._core.validate import (
+    FloatArray,
+    InputError,
+    as_floats,
+    as_not_negative,
+    as_scalar,
+    refuse_where,
+)
 from crfield.dense.namespace import Array, library_of
 
 VOID = 255
@@ -81,13 +88,10 @@ class Loss:
                 "flatten the label map."
             )
         known = np.ones(n, bool) if self.void is None else truth != self.void
-        bad = known & ((truth < 0) | (truth >= n_labels))
-        if bad.any():
-            index = first_index(bad)
-            raise InputError(
-                f"truth must lie in 0..{n_labels - 1} (void: {self.void}), got {truth[index]} at "
-                f"index {index}; mark such pixels as void."
-            )
+        refuse_where(
+            known & ((truth < 0) | (truth >= n_labels)), truth,
+            f"truth must lie in 0..{n_labels - 1} (void: {self.void})", "mark such pixels as void",
+        )
         rows = np.flatnonzero(known)
         labels = truth[rows].astype(np.intp)
         if self.weights is None:
@@ -136,8 +140,7 @@ class RobustLogLikelihood(PixelLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if as_scalar(self.eps, "eps") < 0:
-            raise InputError(f"eps must not be negative, got {self.eps}; 0 is the log-likelihood.")
+        as_not_negative(self.eps, "eps", "0 is the log-likelihood")
 
     def costs(self, log_p: Array) -> Array:
         library = library_of(log_p)

@@ -15,7 +15,7 @@ from crfield._core.validate import (
     as_count,
     as_floats,
     as_scalar,
-    first_index,
+    refuse_where,
     shown,
 )
 
@@ -25,12 +25,9 @@ def check_binary(array: NDArray[Any], name: str) -> None:
     if array.dtype.kind == "b":
         return
     bad = array > 1 if array.dtype.kind == "u" else (array != 0) & (array != 1)
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must hold only 0 and 1, got {array[index]} at index {index}; "
-            "threshold it or pick one class first."
-        )
+    refuse_where(
+        bad, array, f"{name} must hold only 0 and 1", "threshold it or pick one class first"
+    )
 
 
 def as_masks(values: Any, n_visible: int, name: str = "y") -> NDArray[Any]:
@@ -90,14 +87,6 @@ def as_temperature(value: Any) -> float:
             f"temperature must be a number from 0, got {shown(value)}; "
             "use 1 to sum the hidden units out and 0 to maximize them out."
         )
-    return number
-
-
-def as_nonnegative_scalar(value: Any, name: str) -> float:
-    """A number from 0."""
-    number = as_scalar(value, name)
-    if number < 0:
-        raise InputError(f"{name} must not be negative, got {number:g}; use 0 for none.")
     return number
 
 

@@ -32,11 +32,12 @@ from crfield._core.validate import (
     InputError,
     as_choice,
     as_count,
+    as_not_negative,
     as_positive_number,
     check_memory,
     shown,
 )
-from crfield.patterns._checks import as_masks, as_nonnegative_scalar
+from crfield.patterns._checks import as_masks
 from crfield.patterns.files import describe
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
@@ -131,7 +132,7 @@ def learn_patterns(
         learn=tuple(n for n in LEARNABLE if n in names and n in parameters_of(model)),
         n_chains=as_count(n_chains, "n_chains", least_chains),
         batch_size=as_count(batch_size, "batch_size"),
-        step_size=as_positive_number(step_size, "step_size"), l2=as_nonnegative_scalar(l2, "l2"),
+        step_size=as_positive_number(step_size, "step_size"), l2=as_not_negative(l2, "l2"),
         seed=as_count(seed, "seed", 0), threads=threads,
     )
     task.check_room()

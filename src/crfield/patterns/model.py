@@ -29,7 +29,7 @@ from crfield._core.validate import (
     check_finite,
     check_magnitude,
     check_memory,
-    first_index,
+    refuse_where,
     shown,
 )
 from crfield.graphcut._checks import check_not_negative
@@ -141,12 +141,10 @@ class GridModel:
         check_finite(array, name)
         whole = array if array.dtype.kind in "iu" else array.astype(np.intp)
         bad = (whole < 0) | (whole >= self.n_labels) | (whole != array)
-        if bad.any():
-            index = first_index(bad)
-            raise InputError(
-                f"{name} must be whole numbers in 0..{self.n_labels - 1}, got {array[index]} at "
-                f"index {index}; threshold or renumber them."
-            )
+        refuse_where(
+            bad, array, f"{name} must be whole numbers in 0..{self.n_labels - 1}",
+            "threshold or renumber them",
+        )
         return whole.reshape(n, *self.grid)
 
     def save(self, path: str | os.PathLike[str]) -> None:

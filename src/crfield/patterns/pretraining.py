@@ -27,11 +27,12 @@ from crfield._core.validate import (
     as_array,
     as_choice,
     as_count,
+    as_not_negative,
     as_positive_number,
     check_finite,
     check_memory,
 )
-from crfield.patterns._checks import as_masks, as_nonnegative_scalar, as_share
+from crfield.patterns._checks import as_masks, as_share
 from crfield.patterns.model import PatternCRF
 from crfield.patterns.potential import COMPOSITIONS, Patterns
 from crfield.patterns.variability import k_means
@@ -115,9 +116,9 @@ def pretrain(
         as_share(momentum, "momentum", 0.0),
     )
     penalties = _Penalties(
-        as_nonnegative_scalar(l2, "l2"),
+        as_not_negative(l2, "l2"),
         None if sparsity_target is None else as_share(sparsity_target, "sparsity_target"),
-        as_nonnegative_scalar(sparsity_weight, "sparsity_weight"),
+        as_not_negative(sparsity_weight, "sparsity_weight"),
     )
     batch_size, n_steps = as_count(batch_size, "batch_size"), as_count(n_steps, "n_steps")
     n_particles = as_count(n_particles, "n_particles")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import InputError, as_count, as_scalar, shown
+from crfield._core.validate import InputError, as_count, as_not_negative, shown
 from crfield.patterns.inference import infer
 from crfield.patterns.inputs import PatternInputs
 from crfield.patterns.measures import mask_scores
@@ -92,9 +92,7 @@ def choose_tradeoffs(
         model, inputs, model.as_labels(masks, inputs, "masks"), score,
         as_count(max_evaluations, "max_evaluations"), as_count(max_iter, "max_iter", 0), threads,
     )
-    gain = as_scalar(min_gain, "min_gain")
-    if gain < 0:
-        raise InputError(f"min_gain must not be negative, got {gain:g}; use 0 for any rise.")
+    gain = as_not_negative(min_gain, "min_gain", "use 0 for any rise")
     weights = search.start()
     movable = range(0 if model.patterns is not None else 1, len(weights) - (not scale_patterns))
     for step in _STEPS:

@@ -83,18 +83,7 @@ def unary_from_scribbles(
     array = as_array(scribbles, "scribbles")
     colors = _colors_under(array, image, colors)
     steps = observe(array.shape, spacing=spacing).spacing
-    if n_labels is None:
-        whole = array.dtype.kind in "iu"  # others are refused below, or are labels 0 and 1
-        n_labels = 1 + int(array[array != unknown].max(initial=0)) if whole else 2
-    n = as_count(n_labels, "n_labels", maximum=MAX_LABELS)
-    known, labels = check_labels(array, n, unknown)
-    present = np.unique(labels[known])
-    if len(present) < 2:
-        raise InputError(
-            f"scribbles must show two labels or more, got {len(present)}; "
-            "paint some pixels of another label."
-        )
-    _check_unpainted(known, unknown)
+    n, known, labels, present = _painted_labels(array, n_labels, unknown)
     _check_room(colors, len(present), n, k)
     # Labels come first until the end: numbers of one label lie together, which is faster.
     masks = [known & (labels == label) for label in present]
@@ -108,6 +97,25 @@ def unary_from_scribbles(
     _normalize(unary)
     full = _with_absent(unary, present, n).reshape(*array.shape, n)
     return _painted(full, known, labels, sure)
+
+
+def _painted_labels(
+    scribbles: NDArray[Any], n_labels: int | None, unknown: int | None
+) -> tuple[int, NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+    """L, which pixels (*grid,) are painted, their labels (*grid,), and the labels that occur."""
+    if n_labels is None:
+        whole = scribbles.dtype.kind in "iu"  # others are refused below, or are labels 0 and 1
+        n_labels = 1 + int(scribbles[scribbles != unknown].max(initial=0)) if whole else 2
+    n = as_count(n_labels, "n_labels", maximum=MAX_LABELS)
+    known, labels = check_labels(scribbles, n, unknown)
+    present = np.unique(labels[known])
+    if len(present) < 2:
+        raise InputError(
+            f"scribbles must show two labels or more, got {len(present)}; "
+            "paint some pixels of another label."
+        )
+    _check_unpainted(known, unknown)
+    return n, known, labels, present
 
 
 def _colors_under(scribbles: NDArray[Any], image: Any, colors: Colors | None) -> Colors:

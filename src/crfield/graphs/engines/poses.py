@@ -91,9 +91,9 @@ def infer(poses: Poses, settings: InferSettings) -> Result:
     threads = thread_count(settings.threads)
     costs, tree = poses.costs, _PartTree(poses.body)
     if settings.temperature == 0:
-        found = _Gathered(tree, *tree.gather(costs, threads))
+        found = _Gathered(tree, *tree.gather(costs, False, threads))
         return PoseResult(poses, 0.0, NO_RESIDUALS, True, True, found, threads)
-    totals, ups = tree.gather_sums(costs, threads)
+    totals, ups, _ = tree.gather(costs, True, threads)
     beliefs = tree.spread(costs, totals, ups, True, threads)
     rows = beliefs.reshape(len(costs), -1)
     # All parts of a tree have the same sum; rounding apart, so that marginals sum to 1.
@@ -117,7 +117,7 @@ def sample(
             f"temperature must be 1 for Poses, got {temperature:g}; scale costs and springs."
         )
     rng, tree = np.random.default_rng(seed), _PartTree(poses.body)
-    totals, _ = tree.gather_sums(poses.costs, thread_count(threads))
+    totals, _, _ = tree.gather(poses.costs, True, thread_count(threads))
     states = np.empty((n_samples, len(totals)), np.int64)
     for part in reversed(tree.order):
         parent = tree.parents[part]
@@ -237,36 +237,27 @@ class _PartTree:
                 self.children[parents[part]].append(part)
 
     def gather(
-        self, costs: Doubles, threads: int
+        self, costs: Doubles, soft: bool, threads: int
     ) -> tuple[Doubles, dict[int, Doubles], dict[int, Indices]]:
-        """Costs with messages from children, (P, K, H, W), those messages, what attains them."""
+        """Costs with messages from children, (P, K, H, W), those messages, and what attains them
+        where they are minima; refuses trees whose poses all have infinite energy.
+        """
         totals, ups, states = costs.copy(), {}, {}
         for part in self.order:
             if self.parents[part] >= 0:
                 link = self.links[part].reversed()
-                ups[part], states[part] = min_message(totals[part], link, threads)
+                if soft:
+                    ups[part] = sum_message(totals[part], link, threads)
+                else:
+                    ups[part], states[part] = min_message(totals[part], link, threads)
                 totals[self.parents[part]] += ups[part]
-        self._require_possible(totals)
-        return totals, ups, states
-
-    def gather_sums(self, costs: Doubles, threads: int) -> tuple[Doubles, dict[int, Doubles]]:
-        """The same for sum-product."""
-        totals, ups = costs.copy(), {}
-        for part in self.order:
-            if self.parents[part] >= 0:
-                ups[part] = sum_message(totals[part], self.links[part].reversed(), threads)
-                totals[self.parents[part]] += ups[part]
-        self._require_possible(totals)
-        return totals, ups
-
-    def _require_possible(self, totals: Doubles) -> None:
-        """Refuse trees whose poses all have infinite energy."""
-        for part in np.flatnonzero(self.parents < 0):
-            if np.isinf(totals[part].min()):
+        for root in np.flatnonzero(self.parents < 0):
+            if np.isinf(totals[root].min()):
                 raise InputError(
                     "costs and transitions must allow at least one pose, got none for the tree of "
-                    f"part {part}; make some position of each of its parts finite."
+                    f"part {root}; make some position of each of its parts finite."
                 )
+        return totals, ups, states
 
     def spread(
         self, costs: Doubles, totals: Doubles, ups: dict[int, Doubles], soft: bool, threads: int

@@ -36,7 +36,11 @@ def read_uai(path: Path) -> FactorGraph:
     to variable 0, become costs of variables, so that log Z is that of the file. Variables with one
     state are left out of the tables.
     """
-    return _build_model(NumberFile(path, PREAMBLES))
+    file = NumberFile(path, PREAMBLES)
+    check_memory(48.0 * len(file), f"the model in {file.path}", "use a smaller one")
+    n_states, position = _read_states(file)
+    scopes = _read_scopes(file, position, n_states)
+    return _build(file, n_states, scopes, _read_costs(file, scopes))
 
 
 def write_uai(graph: FactorGraph, path: Path) -> None:
@@ -129,14 +133,6 @@ class _Scopes:
         """The variables of one factor."""
         end = int(self.orders[:factor + 1].sum())
         return [int(v) for v in self.variables[end - int(self.orders[factor]):end]]
-
-
-def _build_model(file: NumberFile) -> FactorGraph:
-    """The graph of a file, whose numbers are checked one part after the other."""
-    check_memory(48.0 * len(file), f"the model in {file.path}", "use a smaller one")
-    n_states, position = _read_states(file)
-    scopes = _read_scopes(file, position, n_states)
-    return _build(file, n_states, scopes, _read_costs(file, scopes))
 
 
 def _read_states(file: NumberFile) -> tuple[Whole, int]:

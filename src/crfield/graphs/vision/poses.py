@@ -25,6 +25,7 @@ from crfield._core.validate import (
     as_choice,
     as_positive,
     as_scalar,
+    as_whole_numbers,
     check_memory,
     refuse_where,
 )
@@ -282,11 +283,7 @@ def _as_pose(
             )
     else:
         turns = as_array(orientations, "orientations")
-    if turns.dtype.kind not in "iu" or turns.shape != places.shape[:-1]:
-        raise InputError(
-            f"orientations must be whole numbers of shape {places.shape[:-1]}, got {turns.dtype} "
-            f"of shape {turns.shape}; give one for each position."
-        )
+    as_whole_numbers(turns, "orientations", places.shape[:-1], "give one for each position")
     for name, values, limits in (
         ("positions", places, np.array(grid)), ("orientations", turns, np.array(n_orientations))
     ):

@@ -22,6 +22,7 @@ from crfield._core.validate import (
     as_array,
     as_count,
     as_floats,
+    as_whole_numbers,
     check_memory,
     refuse_where,
 )
@@ -226,12 +227,7 @@ def _as_whole(values: Any, name: str) -> NDArray[Any]:
     array = as_array(values, name)
     if array.size == 0:
         array = np.zeros(array.shape, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InputError(
-            f"{name} must be whole numbers of one axis, got {array.dtype} of shape "
-            f"{array.shape}; give an array of ints."
-        )
-    return array
+    return as_whole_numbers(array, name, ("N",), "give an array of ints")
 
 
 def _check_range(values: FloatArray, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import InputError, as_array, as_count, check_memory
+from crfield._core.validate import InputError, as_array, as_count, as_whole_numbers, check_memory
 from crfield.graphs.vision.distances import Doubles
 
 Indices = NDArray[np.int64]
@@ -80,11 +80,7 @@ def as_examples(
     turns = np.zeros(places.shape[:2], np.int64)
     if orientations is not None:
         turns = as_array(orientations, "orientations")
-    if turns.dtype.kind not in "iu" or turns.shape != places.shape[:2]:
-        raise InputError(
-            f"orientations must be whole numbers of shape {places.shape[:2]}, got {turns.dtype} "
-            f"of shape {turns.shape}; give one for each position."
-        )
+    as_whole_numbers(turns, "orientations", places.shape[:2], "give one for each position")
     largest = int(turns.max())
     count = largest + 1 if n_orientations is None else as_count(n_orientations, "n_orientations")
     if turns.min() < 0 or largest >= count:

@@ -94,14 +94,17 @@ def approximate_likelihood(
         asked = callback is not None and bool(callback(iteration, report))
         if asked or iteration == iterations or steps.max() < smallest:
             return Learned(current, report)
-        turned = uphill * before < 0
-        steps = np.where(turned, _SHRINKAGE * steps, steps)
-        steps = np.where(
-            uphill * before > 0, np.minimum(_GROWTH * steps, _LARGEST_STEP), steps
-        )
-        # A number that has gone too far waits once, lest one turn be counted as two.
-        before = np.where(turned, 0.0, uphill)
+        steps, before = _next_steps(steps, uphill, before)
         vector = vector + steps * np.sign(before)
+
+
+def _next_steps(steps: Vector, uphill: Vector, before: Vector) -> tuple[Vector, Vector]:
+    """How far each number goes next, and in which direction, 0 where it waits."""
+    turned = uphill * before < 0
+    grown = np.minimum(_GROWTH * steps, _LARGEST_STEP)
+    steps = np.where(uphill * before > 0, grown, np.where(turned, _SHRINKAGE * steps, steps))
+    # A number that has gone too far waits once, lest one turn be counted as two.
+    return steps, np.where(turned, 0.0, uphill)
 
 
 def likelihood_gradient(

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crfield._core.validate import InputError, as_array
+from crfield._core.validate import InputError, as_whole_numbers
 from crfield.nn.tensors import check_tensor
 
 Parents = NDArray[np.int64]
@@ -145,12 +145,11 @@ def as_forest(parents: Any) -> Forest:
     if isinstance(parents, Tensor):
         check_tensor(parents, "parents")
         parents = parents.tolist()
-    array = as_array(parents, "parents")
-    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) == 0:
-        raise InputError(
-            f"parents must be whole numbers of shape (T,), got {array.dtype} of shape "
-            f"{array.shape}; give the parent of each node, -1 for a root."
-        )
+    array = as_whole_numbers(
+        parents, "parents", ("T",), "give the parent of each node, -1 for a root"
+    )
+    if len(array) == 0:
+        raise InputError("parents must name at least one node, got none; -1 is a single root.")
     bad = (array < -1) | (array >= len(array))
     if bad.any():
         index = int(np.argmax(bad))

@@ -1,15 +1,10 @@
 """Belief propagation on 4-connected grids of pixels whose costs come from any network.
 
 E(x) = sum_i costs[x_i, i] + sum_(i, j) pair(x_i, x_j) over neighbors along rows (horizontal) and
-columns (vertical). What neighbors cost is one of
-
-    a number w or a map (B or 1, H, W - 1)    w [x_i != x_j], Potts, in O(L) per message;
-    a table (L, L), or one for each edge, (B or 1, L, L, H, W - 1), the left label first;
-
-for vertical neighbors with (H - 1, W), the upper label first. Iterations send all messages at
-once and damp their logarithms. Messages of a direction are numbered by edges: (B, L, H, W - 1) to
-the right and to the left, (B, L, H - 1, W) down and up. Inside, what an edge costs is
-(B or 1, 1, H or 1, W or 1) for Potts weights, (B or 1, L, L, H or 1, W or 1) for tables.
+columns (vertical), in the forms of `propagate_grid`; Potts weights take O(L) per message. Messages
+of a direction are numbered by edges: (B, L, H, W - 1) to the right and to the left,
+(B, L, H - 1, W) down and up. Inside, what an edge costs is (B or 1, 1, H or 1, W or 1) for Potts
+weights, (B or 1, L, L, H or 1, W or 1) for tables.
 """
 
 from __future__ import annotations
@@ -57,8 +52,9 @@ def propagate_grid(
     E(x) = sum_i costs[x_i, i] + sum_(i, j) pair(x_i, x_j) over neighbors.
 
     costs : (B, L, H, W).
-    horizontal : what neighbors in a row cost: a Potts weight or a map (B or 1, H, W - 1) of them,
-        a table (L, L), the left label first, or (B or 1, L, L, H, W - 1).
+    horizontal : what neighbors in a row cost: a Potts weight w, for w [x_i != x_j], or a map
+        (B or 1, H, W - 1) of them, a table (L, L), the left label first, or one for each edge,
+        (B or 1, L, L, H, W - 1).
     vertical : likewise in a column, with (H - 1, W), the upper label first.
     max_iter, damping : iterations send all messages at once and damp their logarithms.
     """
@@ -155,10 +151,9 @@ class GridCRF(nn.Module):
         self, costs: Tensor, labels: Tensor, horizontal: Tensor | None = None,
         vertical: Tensor | None = None, *, reduction: str = "mean",
     ) -> Tensor:
-        """-log P(labels) with the Bethe log Z; its derivative by a cost is observed minus belief.
+        """-log P(labels) with the Bethe log Z, (B,) or (); `reduction` as for `tree_nll`.
 
-        reduction : "none" for (B,), "sum", "mean" over the batch, or "node_mean", the sum over the
-            number of pixels.
+        Its derivative by a cost is observed minus belief; nodes are pixels here.
         """
         self._check_temperature("nll")
         how = as_choice(reduction, "reduction", REDUCTIONS)
@@ -407,7 +402,7 @@ def _beliefs(run: _Run) -> Beliefs:
 
 
 def _as_pair(values: Tensor, name: str, costs: Tensor, edges: tuple[int, int]) -> Tensor:
-    """What neighbors cost, from any of the forms of `crfield.nn.structured.grids`."""
+    """What neighbors cost, from any of the forms of `propagate_grid`."""
     n_items, n_labels = costs.shape[:2]
     shape = tuple(values.shape)
     if values.dtype.is_floating_point:
