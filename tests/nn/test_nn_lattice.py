@@ -14,12 +14,12 @@ import pytest
 from torch_device import DEVICE, torch
 
 # isort: split
-from crfield import InputError
 from crfield.dense.filters import LatticeFilter
 from crfield.nn.ops import backend as _backend
 from crfield.nn.ops.lattice import build as _lattice_build
 from crfield.nn.ops.lattice.reference import Lattice
 from crfield.nn.ops.tables import reference as _tables
+from refusal import refusal
 
 if _backend.has_triton():
     from crfield.nn.ops.lattice import build_triton as _lattice_build_kernels
@@ -120,14 +120,12 @@ def test_float32_points_far_away_are_embedded_in_double(dim):
 def test_features_out_of_range_are_refused(bad):
     features = make_features(1, 5, 2)
     features[0, 3, 1] = bad
-    with pytest.raises(InputError, match="finite"):
-        Lattice(features)
+    assert "finite" in refusal(Lattice, features)
 
 
 @pytest.mark.parametrize("dim", [0, 17])
 def test_dimensions_out_of_range_are_refused(dim):
-    with pytest.raises(InputError, match="1 to 16"):
-        Lattice(torch.zeros(1, 3, dim))
+    assert "1 to 16" in refusal(Lattice, torch.zeros(1, 3, dim))
 
 
 def test_scales_of_points():
@@ -299,8 +297,7 @@ def test_layouts_of_earlier_points_serve_where_they_fit(monkeypatch, in_plain_to
         lattice = Lattice(features)
         assert bool(made) == is_new
         assert_same_structure(lattice, in_plain_torch(Lattice, features))
-    with pytest.raises(InputError, match="finite"):
-        Lattice(torch.full_like(near, float("nan")))
+    assert "finite" in refusal(Lattice, torch.full_like(near, float("nan")))
     made.clear()
     Lattice(near, deterministic=True)
     assert made, "the same bits need the same layout"
