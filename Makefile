@@ -11,8 +11,10 @@ TRIES ?= 20
 TORCH ?= yes
 # One process per core: a whole file of tests goes to one of them, so that its data is made once.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
-# The tests of the rooms that are built directly on the compiled core.
-NATIVE_ROOMS := tests/core tests/dense tests/graphcut tests/graphs tests/patterns
+# The tests of the rooms that are built directly on the compiled core; forks and the libraries of
+# others do not go with sanitizers.
+NATIVE_ROOMS := tests/core tests/dense tests/graphcut tests/graphs tests/patterns \
+    --ignore=tests/core/test_processes.py --ignore=tests/core/test_arrays.py
 
 .PHONY: demo check test test-gpu lint docs bench sanitize fuzz faults hostile thread-check wheels install clean
 

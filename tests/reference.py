@@ -127,7 +127,7 @@ def softmax(x):
 
 
 def enumerate_states(n, n_labels):
-    """All label assignments, one a row."""
+    """All label assignments, one per row."""
     return np.array(list(itertools.product(range(n_labels), repeat=n)))
 
 

@@ -43,7 +43,7 @@ from crfield.unary.costs import (
     unary_from_probabilities,
 )
 
-__all__ = ["INPUTS", "DenseCRFClassifier", "NotFittedError", "TrainingImage"]
+__all__ = ["DenseCRFClassifier", "NotFittedError", "TrainingImage"]
 
 INPUTS = ("probabilities", "costs")
 

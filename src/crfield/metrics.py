@@ -13,19 +13,21 @@ from crfield._core.validate import (
     InputError,
     as_array,
     as_count,
-    as_scalar,
+    as_positive_number,
     check_memory,
-    first_index,
+    refuse_where,
 )
 
 Counts = NDArray[np.int64]
+Labels = NDArray[np.integer[Any]]
+Mask = NDArray[np.bool_]
 
 _RESAMPLES_AT_ONCE, _MOST_RESAMPLES = 64, 1_000_000
 
 
 def as_label_map(
-    labels: ArrayLike, name: str, n_labels: int, skip: NDArray[np.bool_] | None = None
-) -> NDArray[np.integer[Any]]:
+    labels: ArrayLike, name: str, n_labels: int, skip: Mask | None = None
+) -> Labels:
     """`labels` as integers of the same shape that lie in 0 .. n_labels - 1.
 
     name : what error messages call them.
@@ -42,32 +44,25 @@ def as_label_map(
     bad = (array < 0) | (array >= n_labels)
     if skip is not None:
         bad &= ~skip
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must hold labels from 0 to {n_labels - 1}, got {array[index]} at index "
-            f"{index}; raise n_labels or map the labels into that range."
-        )
+    refuse_where(
+        bad, array, f"{name} must hold labels from 0 to {n_labels - 1}",
+        "raise n_labels or map the labels into that range",
+    )
     return array
 
 
 def confusion_matrix(
     truth: ArrayLike, predicted: ArrayLike, n_labels: int, void: int | None = 255
 ) -> Counts:
-    """C_kl, the pixels of each true label k (rows) that were given each label l (columns).
+    """C_kl (L, L), the pixels of each true label k (rows) that were given each label l (columns).
+
+    Sum the matrices of several images to score them together.
 
     Parameters
     ----------
-    truth, predicted
-        Integer label maps of one shape; bool counts as labels 0 and 1.
-    n_labels
-        Number of labels L.
-    void
-        Pixels with this true label are left out; None leaves out none.
-
-    Returns
-    -------
-    (L, L) int64 counts. Sum the matrices of several images to score them together.
+    truth, predicted : integer label maps of one shape; bool counts as labels 0 and 1.
+    n_labels : number of labels L.
+    void : pixels with this true label are left out; None leaves out none.
     """
     return _count_pairs(*_checked_pair(truth, predicted, n_labels, void))
 
@@ -79,7 +74,7 @@ def trimap_confusion(
     width: float,
     void: int | None = 255,
 ) -> Counts:
-    """The confusion matrix of the pixels near a border between two labels of the truth.
+    """The confusion matrix (L, L) of the pixels near a border between two labels of the truth.
 
     A pixel is on a border if one of its neighbors along an axis has another label and neither is
     void. Pixels less than `width` away from a pixel on a border count, by the Euclidean distance
@@ -87,24 +82,14 @@ def trimap_confusion(
 
     Parameters
     ----------
-    truth, predicted, n_labels, void
-        As for `confusion_matrix`.
-    width
-        Width of the band on either side of a border, in pixels.
-
-    Returns
-    -------
-    (L, L) int64 counts.
+    truth, predicted, n_labels, void : as for `confusion_matrix`.
+    width : width of the band on either side of a border, in pixels.
     """
-    width = as_scalar(width, "width")
-    if width <= 0:
-        raise InputError(f"width must be positive, got {width:g}; try 3.")
-    true_labels, predicted_labels, counted, n_labels = _checked_pair(
-        truth, predicted, n_labels, void
-    )
-    border = _on_border(true_labels, counted)
+    width = as_positive_number(width, "width")
+    true, found, counted, n_labels = _checked_pair(truth, predicted, n_labels, void)
+    border = _on_border(true, counted)
     near = counted & (_squared_distances(border, width) < width * width)
-    return _count_pairs(true_labels, predicted_labels, near, n_labels)
+    return _count_pairs(true, found, near, n_labels)
 
 
 def iou_per_label(confusion: ArrayLike) -> NDArray[np.float64]:
@@ -147,25 +132,18 @@ def paired_bootstrap(
     n_resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """How much better a scores than b on a set of images, with a 95 % bootstrap interval.
+    """How much better a scores than b on a set of images, with a 95 % bootstrap interval:
+    (difference, low, high).
 
     The difference is statistic(sum of a) - statistic(sum of b). The interval runs from its 2.5th
     to its 97.5th percentile over sets of N images drawn with replacement, the same for a and b.
 
     Parameters
     ----------
-    confusions_a, confusions_b
-        (N, L, L) confusion matrices of two methods on the same N images.
-    statistic
-        Score of a confusion matrix (L, L).
-    n_resamples
-        Number of sets drawn.
-    seed
-        The same seed gives the same sets.
-
-    Returns
-    -------
-    (difference, low, high).
+    confusions_a, confusions_b : (N, L, L) confusion matrices of two methods on the same N images.
+    statistic : score of a confusion matrix (L, L).
+    n_resamples : number of sets drawn.
+    seed : the same seed gives the same sets.
     """
     a = _as_confusions(confusions_a, "confusions_a")
     b = _as_confusions(confusions_b, "confusions_b")
@@ -195,7 +173,7 @@ def paired_bootstrap(
 
 def _checked_pair(
     truth: ArrayLike, predicted: ArrayLike, n_labels: int, void: int | None
-) -> tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]], NDArray[np.bool_], int]:
+) -> tuple[Labels, Labels, Mask, int]:
     """True and predicted labels, which pixels are not void, and the number of labels."""
     n_labels = as_count(n_labels, "n_labels")
     check_memory(
@@ -219,20 +197,13 @@ def _checked_pair(
     return true_labels, predicted_labels, ~left_out, n_labels
 
 
-def _count_pairs(
-    true_labels: NDArray[np.integer[Any]],
-    predicted_labels: NDArray[np.integer[Any]],
-    counted: NDArray[np.bool_],
-    n_labels: int,
-) -> Counts:
-    rows, columns = true_labels[counted].astype(np.int64), predicted_labels[counted]
+def _count_pairs(truth: Labels, predicted: Labels, counted: Mask, n_labels: int) -> Counts:
+    rows, columns = truth[counted].astype(np.int64), predicted[counted]
     pairs = rows * n_labels + columns.astype(np.int64)
     return np.bincount(pairs, minlength=n_labels**2).reshape(n_labels, n_labels).astype(np.int64)
 
 
-def _on_border(
-    labels: NDArray[np.integer[Any]], known: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
+def _on_border(labels: Labels, known: Mask) -> Mask:
     """Pixels with a neighbor of another label along an axis, both of them known."""
     border = np.zeros(labels.shape, bool)
     for axis in range(labels.ndim):
@@ -248,7 +219,7 @@ def _on_border(
     return border
 
 
-def _squared_distances(places: NDArray[np.bool_], reach: float) -> NDArray[np.float64]:
+def _squared_distances(places: Mask, reach: float) -> NDArray[np.float64]:
     """Squared Euclidean distance to the nearest of `places`, exact where it is below reach²."""
     squared = np.where(places, 0.0, np.inf)
     # Squared distances along the axes add up, so the axes can be handled one after the other.

@@ -413,6 +413,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "examples:" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX")
 def test_closed_pipe_makes_no_noise() -> None:
     reader, writer = os.pipe()

@@ -81,6 +81,7 @@ def test_no_scene_is_both_learned_from_and_held_out() -> None:
     assert not learned_from & held_out
 
 
+@pytest.mark.slow
 def test_printed_command_uses_the_learned_model(
     demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_refine_takes_images_labels_and_probabilities_of_every_kind(kind: Any) -> None:
     for segmentation in (LABELS, SOFT):

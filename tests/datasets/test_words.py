@@ -73,7 +73,7 @@ def test_no_words_are_none():
     ("call", "message"),
     [
         (lambda: noisy_words(-1), "n must be at least 0, got -1"),
-        (lambda: noisy_words(1, noise=-0.5), "noise must be 0 or more, got -0.5"),
+        (lambda: noisy_words(1, noise=-0.5), "noise must not be negative, got -0.5"),
         (lambda: noisy_words(1, noise=float("nan")), "noise must be"),
         (lambda: noisy_words(1, words="WORD"), "words must be a list of words"),
         (lambda: noisy_words(1, words=[]), "words must be a list of words"),

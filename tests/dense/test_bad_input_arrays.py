@@ -136,7 +136,7 @@ def test_features_must_be_named(features):
         ({"features": {"g": FEATURES}}, "got g"),
         ({"features": {"f": FEATURES[:-1]}}, "(42, D)"),
         ({"features": {"f": FEATURES[:, :1]}}, "2 columns"),
-        ({"features": {"f": FEATURES[:, 0]}}, "one row of features a variable"),
+        ({"features": {"f": FEATURES[:, 0]}}, "one row of features per variable"),
         ({"init": np.full((*GRID, 3), 1 / 3)}, "the unary's shape"),
         ({"init": np.full((*GRID, 2), 0.4)}, "sum to 1"),
         ({"init": np.full((*GRID, 2), [-0.5, 1.5])}, "values from -0.5"),

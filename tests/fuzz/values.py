@@ -161,7 +161,7 @@ class Maker:
         return self.pick([value, value, np.float32(value), max(1, round(value))])
 
     def widths(self, dim: int) -> Any:
-        """One number, one a dimension, or a covariance."""
+        """One number, one per dimension, or a covariance."""
         form = self.pick(["one", "one", "each", "covariance"])
         if form == "one" or dim == 0:
             return self.number(0.3, 300)

@@ -13,6 +13,7 @@ from made_chains import loss_at, made_up_chains, training_chains
 from refusal import refusal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "slack"), [("cg", 1e-3), ("adam", 2e-2), ("sgd", 2e-2)])
 def test_every_optimizer_comes_to_the_same_model(optimizer, slack):
     X, y = made_up_chains(np.random.default_rng(5), n_chains=60)

@@ -59,6 +59,7 @@ def test_forests_are_exact(seed: int, t: float, hard: bool) -> None:
         assert result.log_partition == pytest.approx(-least, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_twelve_variables(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -144,6 +145,7 @@ def check_equations(graph: FactorGraph, reference: Reference, t: float, schedule
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["flooding", "sequential", "residual"])
 @pytest.mark.parametrize("t", [0.0, 1.0])
 def test_fixed_points_on_loops_satisfy_the_equations(schedule: str, t: float) -> None:

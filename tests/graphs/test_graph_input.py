@@ -29,7 +29,6 @@ from refusal import refusal
 
 FREE = np.zeros((3, 2))
 LOOP = FactorGraph(FREE, [PottsFactors([[0, 1], [1, 2], [0, 2]], 1.0)])
-EMPTY = np.zeros((0, 2), int)
 DATA = FeatureGraph(np.array([2]), (FeatureTerm([[0]]),))
 
 

@@ -533,6 +533,7 @@ def sentence_or_none(read, path):
     return None
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_broken_files_are_refused_or_read_never_worse(data, tmp_path_factory):

@@ -398,6 +398,7 @@ def miscalibrated():
     ]
 
 
+@pytest.mark.slow
 def test_piecewise_recalibrates_alone_then_leaves_the_unary(tmp_path):
     examples = miscalibrated()
     model = DenseCRF(3, [Pairwise(Bilateral(3, 80), Potts(0.5))])

@@ -19,6 +19,7 @@ from crfield.nn.ops import backend as _backend
 from crfield.nn.ops.lattice import build as _lattice_build
 from crfield.nn.ops.lattice.reference import Lattice
 from crfield.nn.ops.tables import reference as _tables
+from operator_contract import poisoned
 from refusal import refusal
 
 if _backend.has_triton():
@@ -106,6 +107,7 @@ def test_keys_of_several_words():
     check_against_compiled(features, 1e-8)
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("dim", [2, 8])
 def test_float32_points_far_away_are_embedded_in_double(dim):
@@ -180,17 +182,9 @@ def in_plain_torch(monkeypatch):
 
 
 @pytest.fixture
-def poisoned(monkeypatch):
-    """Memory that nothing wrote to holds NaN, or numbers no table has rows for."""
-    new_empty, empty = torch.Tensor.new_empty, torch.empty
-
-    def poison(tensor):
-        if tensor.is_floating_point():
-            return tensor.fill_(float("nan"))
-        return tensor.fill_(torch.iinfo(tensor.dtype).max)
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: poison(new_empty(*a, **k)))
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+def poisoned_memory():
+    with poisoned():
+        yield
 
 
 def assert_same_structure(found, expected):
@@ -215,7 +209,7 @@ SHAPES = [  # dimensions, images, points of each, columns
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.usefixtures("poisoned")
+@pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernels_are_the_plain_torch_form(shape, deterministic, in_plain_torch):

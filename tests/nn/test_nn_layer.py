@@ -102,6 +102,7 @@ def test_gradients_by_unsymmetric_kernels():
     check_gradients(layer, some_batch(2)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("grid", "n_channels"), [((7,), 1), ((2, 3, 3), 2)])
 def test_gradients_in_one_and_three_dimensions(grid, n_channels):
     terms = [Pairwise(Bilateral(3.0, 70.0), Potts(2.0))]
@@ -111,6 +112,7 @@ def test_gradients_in_one_and_three_dimensions(grid, n_channels):
     check_gradients(layer, *some_batch(2, grid, n_channels=n_channels))
 
 
+@pytest.mark.slow
 def test_gradients_by_named_features():
     layer = crf_nn.DenseCRF(
         2, [Pairwise(FeatureKernel("depth", 2, sigma=[0.5, 1.0]), Potts(2.0))], inference=EXACT,
@@ -139,6 +141,7 @@ def test_gradients_through_the_lattice(algorithm):
     check_gradients(layer, logits, image)
 
 
+@pytest.mark.slow
 def test_broken_gradient_is_noticed(monkeypatch):
     layer = crf_nn.DenseCRF(3, POTTS_TERMS, inference=EXACT).double()
     whole = NativeRun.backward
@@ -419,6 +422,7 @@ def test_state_goes_to_a_file_and_back():
     torch.testing.assert_close(layer(logits, image), other(logits, image), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_compiled_graphs_agree():
     layer = crf_nn.DenseCRF(3, POTTS_TERMS)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
@@ -434,6 +438,7 @@ def test_compiled_graphs_agree():
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_compiled_inference_keeps_nothing():
     layer = crf_nn.DenseCRF(3, POTTS_TERMS)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
@@ -444,6 +449,7 @@ def test_compiled_inference_keeps_nothing():
     assert not _function._WAITING
 
 
+@pytest.mark.slow
 def test_many_compiled_runs_before_the_way_back():
     """More than wait: the others are computed again."""
     layer = torch.compile(
@@ -497,6 +503,7 @@ def test_two_processes_share_gradients(tmp_path):
         assert process.returncode == 0, errors
 
 
+@pytest.mark.slow
 def test_learns_the_widths_it_was_made_with():
     """Gradient descent on the output of another layer finds that layer's parameters."""
     logits, image = some_batch(2, (12, 14), dtype=torch.float32)

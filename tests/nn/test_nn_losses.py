@@ -87,6 +87,7 @@ def test_gradients_of_pair_energies(normalization):
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 def test_pair_energies_within_compiled_graphs():
     logits, _, image = some_batch()

@@ -23,11 +23,6 @@ needs_triton = pytest.mark.skipif(not has_triton(), reason="Triton is not instal
 
 SUM_ERROR = 5e-4  # of float16 factors
 GRADIENT_ERROR = 1e-5  # of split factors; one float16 each would bring 2e-4
-# (points, columns, dimensions, images)
-SHAPES = [
-    (1, 1, 1, 1), (1, 5, 3, 3), (2, 2, 2, 2), (2, 21, 6, 1), (63, 1, 5, 1), (63, 33, 2, 1),
-    (64, 2, 3, 1), (64, 21, 5, 2), (65, 5, 1, 1), (65, 150, 4, 1), (130, 21, 5, 1), (130, 2, 2, 3),
-]
 
 
 def draw(n_points, n_columns, dim, n_images, *, spread=1.5):
@@ -180,6 +175,7 @@ def test_row_sums_and_symmetry(exponents):
     assert torch.equal(k.diagonal(), operator.diagonal())
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("shape", [(65, 21, 1, 1), (130, 21, 5, 2)])
 def test_exponents_either_way(shape, exponents):
@@ -271,6 +267,7 @@ def test_many_small_weights_add_up():
     assert error(result[:1], expected_sum(features, x)[:1]) < SUM_ERROR
 
 
+@pytest.mark.slow
 @needs_triton
 def test_what_float16_cannot_hold_can_be_skipped(small_tiles):
     """Below 2^-40 the kernels round k to nothing: that tolerance changes no sum."""

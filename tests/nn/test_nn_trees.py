@@ -262,6 +262,7 @@ def test_a_chain_of_100000_nodes_in_float32():
     assert value == pytest.approx(wanted.energy[0] + wanted.log_partition[0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_deep_tree_neither_overflows_nor_loses_digits():
     n = 1500
     parents = [*range(1, n), -1, n - 1]  # a chain from behind, and one leaf at its root

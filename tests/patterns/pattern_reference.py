@@ -11,12 +11,12 @@ OFFSETS = {2: [(0, 1), (1, 0)], 4: [(0, 1), (1, 0), (1, 1), (1, -1)]}
 
 
 def binary_states(n):
-    """All of {0, 1}^n, one a row."""
+    """All of {0, 1}^n, one per row."""
     return np.array(list(itertools.product((0, 1), repeat=n)))
 
 
 def hidden_states(n, composition="sum", max_active=None):
-    """The allowed h, one a row."""
+    """The allowed h, one per row."""
     states = binary_states(n)
     active = states.sum(1)
     if composition == "min":

@@ -162,6 +162,7 @@ def mean_loss(model, inputs, masks):
     return total / len(masks)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_expected_loss():
     model, inputs, masks = few_images(6)
     found = learn_patterns(
@@ -176,6 +177,7 @@ def test_training_lowers_the_expected_loss():
         assert not np.array_equal(moved[name], value), name
 
 
+@pytest.mark.slow
 def test_contrastive_divergence_raises_the_likelihood():
     model, inputs, masks = few_images(6)
     found = learn_patterns(

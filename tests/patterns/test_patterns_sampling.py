@@ -86,6 +86,7 @@ def test_one_pass_leaves_the_distribution_as_it_is(options, dtype):
         assert chance(np.bincount(number_of(moved[image]), minlength=64), p) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convolutional", [False, True])
 def test_chains_reach_the_distribution_from_anywhere(convolutional):
     model, inputs = make(2)

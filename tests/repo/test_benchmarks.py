@@ -98,6 +98,7 @@ def test_every_part_but_processes_of_its_own_runs(tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().out.count("\n## ") == len(parts)
 
 
+@pytest.mark.slow
 def test_peak_memory_comes_from_a_process_of_its_own():
     pytest.importorskip("resource", reason="Windows does not tell")
     report = memory.in_own_process("crfield", (20, 24), 2, 1)

@@ -172,6 +172,7 @@ def needed_arguments(value):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=20)
 @given(data=st.data())

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import crfield
+from public_names import public_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -124,6 +125,23 @@ def test_every_public_name_is_in_the_reference(name):
 def test_every_public_module_is_in_the_reference(module):
     assert re.search(rf"^::: crfield\.{module}$", REFERENCE, re.M)
     assert importlib.util.find_spec(f"crfield.{module}") is not None
+
+
+@pytest.mark.parametrize("module", public_modules())
+def test_every_exported_name_is_on_a_page(module):
+    """Written there, or a member of a module whose members the reference shows."""
+    if module.startswith("crfield.nn"):
+        pytest.importorskip("torch")
+    pages = REFERENCE + "\n".join(path.read_text("utf-8") for path in DOCS.glob("*.md"))
+    shown = [
+        importlib.import_module(name) for name in public_modules()
+        if re.search(rf"^::: {re.escape(name)}$", REFERENCE, re.M)
+        and (not name.startswith("crfield.nn") or importlib.util.find_spec("torch"))
+    ]
+    own = importlib.import_module(module)
+    for name in getattr(own, "__all__", ()):
+        is_shown = any(getattr(room, name, None) is getattr(own, name) for room in shown)
+        assert is_shown or re.search(rf"\b{name}\b", pages), name
 
 
 def test_pages_and_navigation_are_the_same():

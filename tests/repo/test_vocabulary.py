@@ -10,7 +10,6 @@ import ast
 import dataclasses
 import importlib
 import inspect
-import pkgutil
 import re
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 
 import crfield
 from crfield.cli import build_parser
+from public_names import exported, public_modules
 
 SOURCE = Path(crfield.__file__).parent
 # Words that are not used, and the word for the idea.
@@ -54,8 +54,6 @@ OTHERS = {
     "learn --quiet": "prints nothing at all, not only no bar",
 }
 RIGHT = {wrong: word for word, wrongs in WORDS.items() for wrong in wrongs.split()}
-# Where the words of others are spoken: pydensecrf's, and scikit-learn's in estimators.
-FOREIGN = ("crfield.compat",)
 BRITISH = re.compile(
     r"colour|grey|neighbour|behaviour|favour|centre(?!d)|(?:normal|optim|initial|regular|minim|maxim"
     r"|serial|quant|discret|general|recogn|organ|summar|visual|parametr|synchron)is(?:e|ing|ation)",
@@ -63,33 +61,7 @@ BRITISH = re.compile(
 )
 
 
-def public_modules():
-    """Modules that export names, but those that speak another's words."""
-    for found in pkgutil.walk_packages([str(SOURCE)], "crfield."):
-        parts = found.name.split(".")
-        if any(part.startswith("_") for part in parts) or found.name.startswith(FOREIGN):
-            continue
-        text = Path(found.module_finder.path, f"{parts[-1]}.py")
-        text = text if text.is_file() else Path(found.module_finder.path, parts[-1], "__init__.py")
-        if "\n__all__ = " in text.read_text("utf-8"):
-            yield found.name
-    yield "crfield"
-    yield from ("crfield.metrics", "crfield.show.pictures", "crfield.learning.losses")
-
-
-MODULES = sorted(set(public_modules()))
-
-
-def exported(module):
-    """The public classes and functions of a module by name."""
-    names = getattr(module, "__all__", None)
-    if names is None:
-        own = module.__name__
-        names = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == own]
-    for name in names:
-        value = getattr(module, name)
-        if not name.startswith("_") and (inspect.isclass(value) or inspect.isroutine(value)):
-            yield name, value
+MODULES = public_modules()
 
 
 def is_result(kind):

@@ -119,7 +119,7 @@ def test_mixture_never_gets_less_likely(rng, monkeypatch):
     samples = np.concatenate([rng.normal(m, 0.15, (80, 2)) for m in (0.3, 0.5, 0.7)])
     weights = rng.random(len(samples)) + 0.5
     likelihoods = [
-        weights @ log_density(samples, *fit_mixture(samples, weights, 3, rounds))
+        weights @ log_density(samples, fit_mixture(samples, weights, 3, rounds))
         for rounds in range(12)
     ]
     assert (np.diff(likelihoods) >= -1e-9).all()
@@ -140,9 +140,9 @@ def test_mixture_finds_clusters(rng):
         expected = (offsets * weights[mine, None]).T @ offsets / weights[mine].sum()
         expected += SMALLEST_WIDTH**2 * np.eye(2)
         assert covariances[number] == pytest.approx(expected, abs=1e-3)
-    density = np.exp(log_components(samples, means, factors, shares))
+    density = np.exp(log_components(samples, (means, factors, shares)))
     grid = np.stack(np.meshgrid(*[np.linspace(-1, 2, 241)] * 2), -1).reshape(-1, 2)
-    mass = np.exp(log_components(grid, means, factors, shares)).sum() * (3 / 240) ** 2
+    mass = np.exp(log_components(grid, (means, factors, shares))).sum() * (3 / 240) ** 2
     assert mass == pytest.approx(1.0, abs=1e-3)
     assert np.isfinite(density).all()
 
@@ -167,6 +167,7 @@ def test_distances_are_in_units_of_the_spacing():
     assert np.array_equal(unary_from_scribbles(image, scribbles, spacing=1), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "labels", "components"), [
     ((200, 300, 3), 24, 5), ((200, 300, 3), 2, 5), ((80, 100, 10), 2, 32), ((80, 100, 4), 3, 5),
     ((6, 50, 60, 1), 3, 5),
@@ -272,7 +273,7 @@ def test_paint_over_corrects_a_copy(rng):
     ({"n_labels": 1}, "0..0"),
     ({"components": 0}, "components must be at least 1"),
     ({"components": 2.5}, "components must be a whole number"),
-    ({"strength": 1.5}, "strength must lie in [0, 1]"),
+    ({"strength": 1.5}, "strength must lie between 0 and 1"),
     ({"strength": float("nan")}, "strength must be finite"),
     ({"nearness": -1}, "nearness must lie"),
     ({"confidence": 0.0}, "confidence must lie in"),

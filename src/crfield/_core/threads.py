@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 from crfield._core import _native
 from crfield._core.validate import as_count
 
 MAX_THREADS = 1024
+
+_Class = TypeVar("_Class", bound=type)
 
 
 def usable_cores() -> int:
@@ -28,3 +32,15 @@ def thread_count(threads: Any = None) -> int:
     if threads is None:
         return min(usable_cores(), MAX_THREADS)
     return as_count(threads, "threads", 1, MAX_THREADS)
+
+
+def without_locks(kind: _Class) -> _Class:
+    """A class whose cached properties several threads may compute at a time.
+
+    Python 3.11 holds one lock per property for all instances: threads would wait for each other's
+    inference, and a process forked meanwhile would wait forever. Later Pythons have no such lock.
+    """
+    for value in vars(kind).values():
+        if isinstance(value, cached_property):
+            value.lock = contextlib.nullcontext()  # type: ignore[attr-defined]
+    return kind

@@ -52,6 +52,19 @@ def first_index(bad: NDArray[np.bool_]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
 
 
+def refuse_where(
+    bad: NDArray[np.bool_], values: NDArray[Any], requirement: str, remedy: str
+) -> None:
+    """Refuse values that are bad somewhere, quoting the first of them: what they must be, what came
+    and what to do.
+    """
+    if bad.any():
+        index = first_index(bad)
+        value = f"{values[index]:g}" if values.dtype.kind == "f" else str(values[index])
+        where = f" at index {index}" if values.ndim else ""
+        raise InputError(f"{requirement}, got {value}{where}; {remedy}.")
+
+
 def as_array(values: Any, name: str) -> NDArray[Any]:
     """An array of real numbers, not copied where it is in memory already.
 
@@ -135,13 +148,9 @@ def check_finite(array: NDArray[Any], name: str) -> None:
         total = array.sum(dtype=np.float64)
     if math.isfinite(total):
         return
-    bad = ~np.isfinite(array)
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must be finite, got {array[index]} at index {index}; "
-            "replace or mask such values."
-        )
+    refuse_where(
+        ~np.isfinite(array), array, f"{name} must be finite", "replace or mask such values"
+    )
 
 
 def check_magnitude(costs: FloatArray, name: str) -> None:
@@ -157,22 +166,35 @@ def check_magnitude(costs: FloatArray, name: str) -> None:
 def as_positive(values: Any, name: str) -> NDArray[np.float64]:
     """A float64 array of finite positive numbers, any shape."""
     array: NDArray[np.float64] = as_floats(values, name, np.dtype(np.float64)).astype(np.float64)
-    bad = ~(array > 0)
-    if bad.any():
-        where = f" at index {first_index(bad)}" if array.ndim else ""
-        raise InputError(
-            f"{name} must be positive, got {array[bad].flat[0]:g}{where}; "
-            "use a number greater than zero."
-        )
+    refuse_where(
+        ~(array > 0), array, f"{name} must be positive", "use a number greater than zero"
+    )
     return array
 
 
 def as_positive_number(value: Any, name: str) -> float:
     """One positive number."""
-    number = as_positive(value, name)
-    if number.ndim:
-        raise InputError(f"{name} must be one number, got shape {number.shape}; pass one number.")
-    return float(number)
+    return float(as_positive(as_scalar(value, name), name))
+
+
+def as_within(
+    value: Any, name: str, low: float, high: float, remedy: str, *, ends: bool = True
+) -> float:
+    """A number between `low` and `high`; whether it may be one of these, `ends` says."""
+    number = as_scalar(value, name)
+    if not (low <= number <= high if ends else low < number < high):
+        raise InputError(
+            f"{name} must lie between {low:g} and {high:g}, got {number:g}; {remedy}."
+        )
+    return number
+
+
+def as_not_negative(value: Any, name: str, remedy: str = "use 0 or more") -> float:
+    """A number of at least 0."""
+    number = as_scalar(value, name)
+    if number < 0:
+        raise InputError(f"{name} must not be negative, got {number:g}; {remedy}.")
+    return number
 
 
 def as_damping(damping: Any) -> float:

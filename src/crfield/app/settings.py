@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
+from crfield._core.validate import InputError, as_choice, as_count, as_within, shown
 from crfield.app.limits import MAX_PAINTED_LABELS, Limits
 from crfield.dense.inference import Inference
 from crfield.unary.costs import (
@@ -90,12 +90,7 @@ def _checked(values: dict[str, Any], limits: Limits) -> dict[str, Any]:
 def _number(value: Any, name: str, low: float, high: float) -> float:
     if isinstance(value, bool):
         raise InputError(f"{name} must be a number, got {value}; send one.")
-    number = as_scalar(value, name)
-    if not low <= number <= high:
-        raise InputError(
-            f"{name} must lie in [{low:g}, {high:g}], got {number:g}; choose one in that range."
-        )
-    return number
+    return as_within(value, name, low, high, "choose one in that range")
 
 
 def _width(value: Any, name: str) -> float:

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import FloatArray, InputError, as_scalar
+from crfield._core.validate import FloatArray, InputError, as_not_negative
 from crfield.blocks.parts import Block
 from crfield.dense.filters.base import NativeFilter
 from crfield.dense.inference import Inference
@@ -104,9 +104,7 @@ def outside_share(
     iteration, if colors beyond the window are mixed like those within it; `refine_blocks` bounds
     all iterations without that assumption.
     """
-    distance = as_scalar(overlap, "overlap")
-    if distance < 0.0:
-        raise InputError(f"overlap must be 0 or more, got {distance:g}; pass a distance in pixels.")
+    distance = as_not_negative(overlap, "overlap", "pass a distance in pixels")
     shares = [
         1.0 - math.prod(
             1.0 - math.erfc(distance / (width * math.sqrt(2.0)))

@@ -86,12 +86,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"crfield {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    refine.add_command(commands)
-    learn.add_command(commands)
-    evaluate.add_command(commands)
-    graph.add_command(commands)
-    app.add_command(commands)
-    demo.add_command(commands)
+    for command in (refine, learn, evaluate, graph, app, demo):
+        command.add_command(commands)
     return parser
 
 

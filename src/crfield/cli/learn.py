@@ -101,11 +101,7 @@ def add_command(commands: Any) -> None:
 def run_learn(arguments: argparse.Namespace) -> int:
     """Learn, saving the best model so far after every iteration; then write the report."""
     output: Path = arguments.output
-    checkpoint, page = (
-        output.with_name(output.name + end) for end in (".checkpoint", ".report.html")
-    )
-    for path in (output, checkpoint, page):
-        check_writable(path)
+    checkpoint, page = _files_beside(output)
     jobs = default_jobs() if arguments.jobs is None else arguments.jobs
     check_joblib(jobs)
     check_optimizer(arguments.optimizer)
@@ -153,11 +149,18 @@ def run_learn(arguments: argparse.Namespace) -> int:
         if saved is not None:
             print(f"crfield: stopped; {_what_is_left(output, saved)}", file=sys.stderr)
         raise
-    if arguments.json:
-        print(_facts(learned.report))
-    elif not arguments.quiet:
-        print(_outcome(arguments, learned.report, page))
+    _print_outcome(arguments, learned.report, page)
     return 0
+
+
+def _files_beside(output: Path) -> tuple[Path, Path]:
+    """The checkpoint and the report, once all three files can be written."""
+    checkpoint, page = (
+        output.with_name(output.name + end) for end in (".checkpoint", ".report.html")
+    )
+    for path in (output, checkpoint, page):
+        check_writable(path)
+    return checkpoint, page
 
 
 def _shrink(arguments: argparse.Namespace, dataset: FolderDataset) -> int:
@@ -217,21 +220,20 @@ def _what_is_left(output: Path, saved: int | None) -> str:
     return f"{output} {state}; the same command with --resume goes on."
 
 
-def _outcome(arguments: argparse.Namespace, report: LearningReport, page: Path) -> str:
+def _print_outcome(arguments: argparse.Namespace, report: LearningReport, page: Path) -> None:
+    """The course of learning as JSON, or what came of it in a sentence."""
     kept = report.best_iteration
-    return (
-        f"{arguments.output}: loss {report.losses[0]:.4f} -> {report.losses[kept]:.4f}, mean IoU "
-        f"{100 * report.mean_ious[0]:.2f} -> {100 * report.mean_ious[kept]:.2f} % on "
-        f"{arguments.split or 'all images'}; see {page}\n"
-        f"stopped: {report.stopped.replace('max_iter', '--max-iter')}"
-    )
-
-
-def _facts(report: LearningReport) -> str:
-    """The course of learning as JSON."""
-    names = ("losses", "mean_ious", "validation_ious", "gradient_norms", "n_evaluations",
-             "best_iteration", "stopped")
-    return json.dumps({name: getattr(report, name) for name in names}, indent=1)
+    if arguments.json:
+        names = ("losses", "mean_ious", "validation_ious", "gradient_norms", "n_evaluations",
+                 "best_iteration", "stopped")
+        print(json.dumps({name: getattr(report, name) for name in names}, indent=1))
+    elif not arguments.quiet:
+        print(
+            f"{arguments.output}: loss {report.losses[0]:.4f} -> {report.losses[kept]:.4f}, mean "
+            f"IoU {100 * report.mean_ious[0]:.2f} -> {100 * report.mean_ious[kept]:.2f} % on "
+            f"{arguments.split or 'all images'}; see {page}\n"
+            f"stopped: {report.stopped.replace('max_iter', '--max-iter')}"
+        )
 
 
 def _data_settings(arguments: argparse.Namespace) -> dict[str, str]:

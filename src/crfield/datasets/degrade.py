@@ -12,6 +12,7 @@ from crfield._core.validate import (
     MAX_LABELS,
     InputError,
     as_count,
+    as_not_negative,
     as_scalar,
     check_memory,
 )
@@ -32,26 +33,17 @@ def coarsen(
     flip: float = 0.05,
     seed: int = 0,
 ) -> Labels:
-    """A blocky label map with shaky boundaries and some wrong blobs, as from careless annotation.
+    """A blocky label map (*grid) with shaky boundaries and some wrong blobs, as from careless
+    annotation, of the mask's integer type.
 
     Parameters
     ----------
-    mask
-        (*grid) integer true labels, any number of dimensions.
-    n_labels
-        Number of labels L; wrong blobs draw from all of them.
-    block
-        Side of the squares that share one label, in pixels.
-    jitter
-        Standard deviation of the boundaries' displacement, in pixels.
-    flip
-        Share of the image covered by wrong blobs, at least 0 and below 1.
-    seed
-        The same seed gives the same map.
-
-    Returns
-    -------
-    (*grid) labels of the mask's integer type.
+    mask : (*grid) integer true labels, any number of dimensions.
+    n_labels : number of labels L; wrong blobs draw from all of them.
+    block : side of the squares that share one label, in pixels.
+    jitter : standard deviation of the boundaries' displacement, in pixels.
+    flip : share of the image covered by wrong blobs, at least 0 and below 1.
+    seed : the same seed gives the same map.
     """
     labels, n_labels, block, jitter = _checked(mask, n_labels, block, jitter)
     flip = as_scalar(flip, "flip")
@@ -77,7 +69,7 @@ def noisy_probabilities(
     noise: float = 1.5,
     seed: int = 0,
 ) -> NDArray[np.float32]:
-    """Soft label probabilities as a network with output stride `block` would give them.
+    """Soft label probabilities (*grid, L) as a network with output stride `block` would give them.
 
     The scores s_l = c (share of label l in the block) + noise on the coarse grid are interpolated
     linearly to the full grid and go through a softmax; c is such that a noiseless block of one
@@ -85,25 +77,14 @@ def noisy_probabilities(
 
     Parameters
     ----------
-    mask
-        (*grid) integer true labels, any number of dimensions.
-    n_labels
-        Number of labels L, at least 2.
-    block
-        Spacing of the coarse grid, in pixels.
-    jitter
-        Standard deviation of the boundaries' displacement, in pixels.
-    confidence
-        Noiseless probability of the true label away from boundaries, between 1 / L and 1.
-    noise
-        Standard deviation of the noise on the scores, half its variance in single cells of the
+    mask : (*grid) integer true labels, any number of dimensions.
+    n_labels : number of labels L, at least 2.
+    block : spacing of the coarse grid, in pixels.
+    jitter : standard deviation of the boundaries' displacement, in pixels.
+    confidence : noiseless probability of the true label away from boundaries, between 1 / L and 1.
+    noise : standard deviation of the noise on the scores, half its variance in single cells of the
         coarse grid and half in smooth regions.
-    seed
-        The same seed gives the same probabilities.
-
-    Returns
-    -------
-    (*grid, L) float32, every pixel sums to 1.
+    seed : the same seed gives the same probabilities.
     """
     labels, n_labels, block, jitter = _checked(mask, n_labels, block, jitter)
     as_count(n_labels, "n_labels", minimum=2)
@@ -113,7 +94,7 @@ def noisy_probabilities(
             f"confidence must lie between 1 / n_labels = {1 / n_labels:.3g} and 1, got "
             f"{confidence:g}; try 0.8."
         )
-    noise = _as_not_negative(noise, "noise")
+    noise = _as_amount(noise, "noise")
     rng = np.random.default_rng(as_count(seed, "seed", minimum=0))
     shares = _block_shares(_shake(labels, jitter, block, rng), n_labels, block)
     contrast = np.float32(np.log(confidence * (n_labels - 1) / (1 - confidence)))
@@ -144,16 +125,14 @@ def _checked(
         f"{n_labels} shares of {labels.size} pixels", "use fewer labels",
     )
     cells = min(as_count(block, "block"), 2**31)  # far beyond any image
-    return labels, n_labels, cells, _as_not_negative(jitter, "jitter")
+    return labels, n_labels, cells, _as_amount(jitter, "jitter")
 
 
-def _as_not_negative(value: float, name: str) -> float:
-    result = as_scalar(value, name)
-    if result < 0:
-        raise InputError(f"{name} must not be negative, got {result:g}; use 0 to switch it off.")
-    if result > _MOST:
-        raise InputError(f"{name} must not exceed {_MOST:g}, got {result:g}; lower it.")
-    return result
+def _as_amount(value: float, name: str) -> float:
+    amount = as_not_negative(value, name, "use 0 to switch it off")
+    if amount > _MOST:
+        raise InputError(f"{name} must not exceed {_MOST:g}, got {amount:g}; lower it.")
+    return amount
 
 
 def _gaussian(
@@ -192,15 +171,24 @@ def _interpolate(
     """Linear interpolation from block centers, (*coarse, C), to pixel centers, (*grid, C)."""
     fine: NDArray[np.float32] = coarse
     for axis, length in enumerate(grid):
-        last = fine.shape[axis] - 1
-        position = np.clip((np.arange(length) + 0.5) / block - 0.5, 0, last)
-        below = position.astype(np.intp)
-        above = np.minimum(below + 1, last)
-        along_axis = (length,) + (1,) * (fine.ndim - 1 - axis)
-        weight = (position - below).astype(np.float32).reshape(along_axis)
-        lower, upper = np.take(fine, below, axis=axis), np.take(fine, above, axis=axis)
-        fine = lower + weight * (upper - lower)
+        fine = interpolate_axis(fine, axis, (np.arange(length) + 0.5) / block - 0.5)
     return fine
+
+
+def interpolate_axis(
+    values: NDArray[np.float32], axis: int, positions: NDArray[np.float64]
+) -> NDArray[np.float32]:
+    """Values at `positions` (n,) between the planes along an axis; the outermost are repeated."""
+    last = values.shape[axis] - 1
+    positions = np.clip(positions, 0, last)
+    below = positions.astype(np.intp)
+    weight = (positions - below).astype(np.float32)
+    lower = np.take(values, below, axis=axis)
+    upper: NDArray[np.float32] = np.take(values, np.minimum(below + 1, last), axis=axis)
+    upper -= lower
+    upper *= weight.reshape(-1, *(1,) * (values.ndim - 1 - axis))
+    upper += lower
+    return upper
 
 
 def _with_wrong_blobs(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crfield._core.validate import InputError, as_count, as_scalar, check_memory
+from crfield._core.validate import InputError, as_count, as_within, check_memory
 from crfield.metrics import as_label_map
 from crfield.unary.costs import unary_from_logits
 
@@ -50,10 +50,8 @@ class NoisyUnaries(NamedTuple):
 
     Attributes
     ----------
-    costs
-        (n, H, W, 2) float32.
-    images
-        (n, H, W) float32, about 0 in the background and 1 in the figure.
+    costs : (n, H, W, 2) float32.
+    images : (n, H, W) float32, about 0 in the background and 1 in the figure.
     """
 
     costs: NDArray[np.float32]
@@ -61,7 +59,8 @@ class NoisyUnaries(NamedTuple):
 
 
 def ellipse_set(level: int, n: int, *, size: int = 32, seed: int = 0) -> NDArray[np.uint8]:
-    """Masks of figures of two to four ellipses that look like a person or a snowman.
+    """Masks (n, size, size), 1 in figures of two to four ellipses that look like a person or a
+    snowman and 0 elsewhere.
 
     The six levels differ in how far the positions and half axes of the ellipses deviate from those
     of three model figures (CHOPP section 5.1): `crfield.patterns.variability` rises from level to
@@ -69,19 +68,11 @@ def ellipse_set(level: int, n: int, *, size: int = 32, seed: int = 0) -> NDArray
 
     Parameters
     ----------
-    level
-        From 1, nearly the model figures, to 6.
-    n
-        Number of masks; the first masks do not depend on it.
-    size
-        Side of the masks in pixels, at least 8.
-    seed
-        The same seed gives the same masks, and at different levels figures that differ only in
+    level : from 1, nearly the model figures, to 6.
+    n : number of masks; the first masks do not depend on it.
+    size : side of the masks in pixels, at least 8.
+    seed : the same seed gives the same masks, and at different levels figures that differ only in
         their spread.
-
-    Returns
-    -------
-    (n, size, size) uint8, 1 in the figure and 0 elsewhere.
     """
     spreads = _SPREADS[as_count(level, "level", maximum=N_LEVELS) - 1]
     n, size = as_count(n, "n", minimum=0), as_count(size, "size", minimum=8)
@@ -109,26 +100,17 @@ def noisy_unaries(
 
     Parameters
     ----------
-    masks
-        (n, H, W) labels 0 and 1, or bool.
-    noise
-        Standard deviation of the pixel noise, at least 0.01.
-    n_blocks
-        Wrong blocks in each mask; 0 for none.
-    seed
-        The same seed gives the same costs; those of the first masks do not depend on n.
+    masks : (n, H, W) labels 0 and 1, or bool.
+    noise : standard deviation of the pixel noise, at least 0.01.
+    n_blocks : wrong blocks in each mask; 0 for none.
+    seed : the same seed gives the same costs; those of the first masks do not depend on n.
     """
     labels = as_label_map(masks, "masks", 2)
     if labels.ndim != 3 or 0 in labels.shape[1:]:
         raise InputError(
             f"masks must have shape (n, H, W), got {labels.shape}; stack the masks of a set."
         )
-    noise = as_scalar(noise, "noise")
-    if not _LEAST_NOISE <= noise <= _MOST_NOISE:
-        raise InputError(
-            f"noise must be at least {_LEAST_NOISE} and at most {_MOST_NOISE:g}, got {noise:g}; "
-            "try 0.5."
-        )
+    noise = as_within(noise, "noise", _LEAST_NOISE, _MOST_NOISE, "try 0.5")
     n_blocks = as_count(n_blocks, "n_blocks", minimum=0)
     seed = as_count(seed, "seed", minimum=0)
     images = np.empty(labels.shape, np.float32)

@@ -34,18 +34,12 @@ class Example:
 
     Attributes
     ----------
-    name
-        Name of its files without suffix.
-    image
-        (*grid) or (*grid, C) intensities.
-    unary
-        (*grid, L) float32 costs, or None.
-    truth
-        (*grid) true labels, where not void.
-    features
-        (*grid, F) float32 inputs of a unary that is learned, or None.
-    spacing
-        Distance between neighbors along each axis of the grid, (d,), if the file says.
+    name : name of its files without suffix.
+    image : (*grid) or (*grid, C) intensities.
+    unary : (*grid, L) float32 costs, or None.
+    truth : (*grid) true labels, where not void.
+    features : (*grid, F) float32 inputs of a unary that is learned, or None.
+    spacing : distance between neighbors along each axis of the grid, (d,), if the file says.
     """
 
     name: str
@@ -77,13 +71,10 @@ class FolderDataset(Sequence[Example]):
 
     Parameters
     ----------
-    root
-        The folder.
-    split
-        Which of the lists to follow; None takes all images that have labels, sorted by name.
-    description
-        A mapping or the path of a JSON file whose keys replace those of `dataset.json`. Folders
-        in it are relative to the root, too.
+    root : the folder.
+    split : which of the lists to follow; None takes all images that have labels, sorted by name.
+    description : a mapping or the path of a JSON file whose keys replace those of `dataset.json`.
+        Folders in it are relative to the root, too.
     """
 
     root: Path

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
+from crfield._core.validate import InputError, as_choice, as_count, as_scalar, as_within, shown
 from crfield.io.images import by_stem, files_in
 from crfield.unary.costs import CUSTOMARY_CONFIDENCE
 
@@ -28,14 +28,10 @@ class UnaryDescription:
 
     Attributes
     ----------
-    folder
-        Relative to the root of the data set.
-    kind
-        One of `UNARY_KINDS`.
-    scale
-        Stored numbers times `scale` are what `kind` says.
-    confidence
-        Probability of a label of the kind "labels".
+    folder : relative to the root of the data set.
+    kind : one of `UNARY_KINDS`.
+    scale : stored numbers times `scale` are what `kind` says.
+    confidence : probability of a label of the kind "labels".
     """
 
     folder: str = "unaries"
@@ -183,24 +179,12 @@ def _checked(values: Any, checks: Mapping[str, Callable[..., Any]], origin: str)
     return {key: checks[key](value, f"{key!r} in {origin}") for key, value in values.items()}
 
 
-def _as_n_labels(value: Any, name: str) -> int:
-    return as_count(value, name, maximum=_MAX_LABELS)
-
-
-def _as_void(value: Any, name: str) -> int | None:
-    return None if value is None else as_count(value, name, minimum=-1, maximum=_MAX_LABELS - 1)
-
-
 def _as_folder(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value:
         raise InputError(
             f"{name} must be the name of a folder, got {shown(value)}; give it as a string."
         )
     return value
-
-
-def _as_kind(value: Any, name: str) -> str:
-    return as_choice(value, name, UNARY_KINDS)
 
 
 def _as_scale(value: Any, name: str) -> float:
@@ -210,27 +194,22 @@ def _as_scale(value: Any, name: str) -> float:
     return scale
 
 
-def _as_unaries(value: Any, name: str) -> UnaryDescription | None:
-    return None if value is None else UnaryDescription(**_checked(value, _UNARY_CHECKS, name))
+def _or_none(check: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    return lambda value, name: None if value is None else check(value, name)
 
 
-def _as_confidence(value: Any, name: str) -> float:
-    confidence = as_scalar(value, name)
-    if not 0 < confidence < 1:
-        raise InputError(f"{name} must lie between 0 and 1, got {confidence:g}; try 0.7.")
-    return confidence
-
-
-_CHECKS: dict[str, Callable[..., Any]] = {
-    "n_labels": _as_n_labels,
-    "void": _as_void,
+_UNARY_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "folder": _as_folder,
+    "kind": lambda value, name: as_choice(value, name, UNARY_KINDS),
+    "scale": _as_scale,
+    "confidence": lambda value, name: as_within(value, name, 0, 1, "try 0.7", ends=False),
+}
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "n_labels": lambda value, name: as_count(value, name, maximum=_MAX_LABELS),
+    "void": _or_none(lambda value, name: as_count(value, name, -1, _MAX_LABELS - 1)),
     "images": _as_folder,
     "labels": _as_folder,
-    "unaries": _as_unaries,
-}
-_UNARY_CHECKS: dict[str, Callable[..., Any]] = {
-    "folder": _as_folder,
-    "kind": _as_kind,
-    "scale": _as_scale,
-    "confidence": _as_confidence,
+    "unaries": _or_none(
+        lambda value, name: UnaryDescription(**_checked(value, _UNARY_CHECKS, name))
+    ),
 }

@@ -27,14 +27,10 @@ class Sample:
 
     Attributes
     ----------
-    name
-        What to call the sample.
-    image
-        (*grid, 3) uint8 colors.
-    mask
-        (*grid) uint8 true labels, indices into `label_names`.
-    label_names
-        One name per label.
+    name : what to call the sample.
+    image : (*grid, 3) uint8 colors.
+    mask : (*grid) uint8 true labels, indices into `label_names`.
+    label_names : one name per label.
     """
 
     name: str

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from crfield._core.validate import InputError, as_choice, as_count, as_scalar, shown
+from crfield._core.validate import InputError, as_choice, as_count, as_within, shown
 from crfield.datasets.folder import FolderDataset
 from crfield.datasets.unaries import naming
 from crfield.io.images import file_stem, read_image, read_labels
@@ -29,12 +29,9 @@ class Silhouettes:
 
     Attributes
     ----------
-    images
-        (n, size, size, 3) uint8 colors.
-    masks
-        (n, size, size) uint8, 1 in the object and 0 elsewhere.
-    names
-        Name of the file that each comes from; all versions of a file have its name.
+    images : (n, size, size, 3) uint8 colors.
+    masks : (n, size, size) uint8, 1 in the object and 0 elsewhere.
+    names : name of the file that each comes from; all versions of a file have its name.
     """
 
     images: NDArray[np.uint8]
@@ -54,14 +51,10 @@ class Augmentation:
 
     Attributes
     ----------
-    n_shifts
-        Number of shifted windows in addition to the first one.
-    mirror
-        Whether to mirror all of them.
-    reach
-        Shifts are drawn evenly up to this share of the window's sides.
-    seed
-        The same seed gives the same shifts, whatever the size of the images.
+    n_shifts : number of shifted windows in addition to the first one.
+    mirror : whether to mirror all of them.
+    reach : shifts are drawn evenly up to this share of the window's sides.
+    seed : the same seed gives the same shifts, whatever the size of the images.
     """
 
     n_shifts: int = 5
@@ -72,8 +65,7 @@ class Augmentation:
     def __post_init__(self) -> None:
         as_count(self.n_shifts, "n_shifts", minimum=0)
         as_count(self.seed, "seed", minimum=0)
-        if not 0 <= as_scalar(self.reach, "reach") <= 0.5:
-            raise InputError(f"reach must lie between 0 and 0.5, got {self.reach:g}; try 0.1.")
+        as_within(self.reach, "reach", 0, 0.5, "try 0.1")
 
     @property
     def factor(self) -> int:
@@ -107,38 +99,29 @@ def read_silhouettes(
 
     Parameters
     ----------
-    source
-        A folder as `FolderDataset` reads it, or pairs of paths (image, mask).
-    size
-        Side of the results, in pixels.
-    split, names
-        For a folder: which list to follow, and which names from it, in that order; None for all.
-    foreground
-        Label or labels of the object; void counts as background. None expects masks of 0 and 1.
-    crop
-        "whole" for whole images, "object" for the bounding boxes of the objects.
-    margin
-        How far the window reaches beyond the box on each side, in shares of the box's sides.
-    augmentation
-        Which versions of each image to make; None takes each as it is. Versions of an image follow
-        each other: the window, its shifts, then the mirrored ones in the same order.
-
-    Returns
-    -------
-    Silhouettes with n = number of images * `augmentation.factor`.
+    source : a folder as `FolderDataset` reads it, or pairs of paths (image, mask).
+    size : side of the results, in pixels.
+    split, names : for a folder: which list to follow, and which names from it, in that order; None
+        for all.
+    foreground : label or labels of the object; void counts as background. None expects masks of 0
+        and 1.
+    crop : "whole" for whole images, "object" for the bounding boxes of the objects.
+    margin : how far the window reaches beyond the box on each side, in shares of the box's sides.
+    augmentation : which versions of each image to make; None takes each as it is. Versions of an
+        image follow each other, `augmentation.factor` of them: the window, its shifts, then the
+        mirrored ones in the same order.
     """
     size = as_count(size, "size")
     crop = as_choice(crop, "crop", _CROPS)
-    margin = as_scalar(margin, "margin")
-    if not 0 <= margin <= 10:
-        raise InputError(f"margin must lie between 0 and 10, got {margin:g}; try 0.1.")
+    margin = as_within(margin, "margin", 0, 10, "try 0.1")
     labels = None if foreground is None else _as_labels(foreground)
     versions = augmentation or Augmentation(n_shifts=0, mirror=False)
     images, masks, found = [], [], []
     for index, (name, image, truth) in enumerate(_read(source, split, names)):
         with naming(Path(name)):
             colors, mask = _as_colors(image), _as_mask(truth, labels)
-        window = _object_window(mask, margin) if crop == "object" else _whole_window(mask)
+        box = _object_box(mask, margin) if crop == "object" else ([0, 0], mask.shape)
+        window = np.array(box, np.float64)
         for shift in versions.shifts(index):
             shifted = window + shift * (window[1] - window[0])
             images.append(_resized(colors, shifted, size))
@@ -228,11 +211,7 @@ def _as_mask(truth: Labels, foreground: list[int] | None) -> NDArray[np.uint8]:
     return mask.astype(np.uint8)
 
 
-def _whole_window(mask: NDArray[np.uint8]) -> NDArray[np.float64]:
-    return np.array([[0, 0], mask.shape], np.float64)
-
-
-def _object_window(mask: NDArray[np.uint8], margin: float) -> NDArray[np.float64]:
+def _object_box(mask: NDArray[np.uint8], margin: float) -> NDArray[np.float64]:
     """Upper left and lower right corner, (2, 2), of the object's box and its margin."""
     sides = [np.flatnonzero(mask.any(axis=1 - axis))[[0, -1]] for axis in range(2)]
     box = np.array(sides, np.float64).T + np.array([[0.0], [1.0]])

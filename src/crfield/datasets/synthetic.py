@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import InputError, as_count, as_scalar, check_memory, shown
+from crfield._core.validate import InputError, as_count, as_not_negative, check_memory, shown
 from crfield.datasets.degrade import noisy_probabilities
 from crfield.datasets.samples import Sample
 
@@ -25,8 +25,7 @@ class Scene(Sample):
 
     Attributes
     ----------
-    probabilities
-        (*grid, L) float32, every pixel sums to 1.
+    probabilities : (*grid, L) float32, every pixel sums to 1.
     """
 
     probabilities: NDArray[np.float32]
@@ -45,25 +44,17 @@ def synthetic_scenes(
 
     Parameters
     ----------
-    n
-        Number of scenes; the first scenes do not depend on it.
-    size
-        Grid, (H, W) or (Z, H, W).
-    n_labels
-        Number of labels L from 2 to 255; label 0 is the background.
-    noise
-        Standard deviation of the pixel noise, in gray levels of 255.
-    block
-        Coarseness of the probabilities, see `noisy_probabilities`.
-    seed
-        The same seed gives the same scenes.
+    n : number of scenes; the first scenes do not depend on it.
+    size : grid, (H, W) or (Z, H, W).
+    n_labels : number of labels L from 2 to 255; label 0 is the background.
+    noise : standard deviation of the pixel noise, in gray levels of 255.
+    block : coarseness of the probabilities, see `noisy_probabilities`.
+    seed : the same seed gives the same scenes.
     """
     n = as_count(n, "n", minimum=0)
     n_labels = as_count(n_labels, "n_labels", minimum=2, maximum=255)
-    noise = as_scalar(noise, "noise")
+    noise = as_not_negative(noise, "noise", "use 0 for clean images")
     seed = as_count(seed, "seed", minimum=0)
-    if noise < 0:
-        raise InputError(f"noise must not be negative, got {noise:g}; use 0 for clean images.")
     try:
         sides = tuple(islice(size, 4))
     except TypeError:

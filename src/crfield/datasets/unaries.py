@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import InputError, as_floats, check_magnitude, first_index
+from crfield._core.validate import InputError, as_floats, check_magnitude, refuse_where
+from crfield.datasets.degrade import interpolate_axis
 from crfield.datasets.layout import UnaryDescription, files_by_name, one_each
 from crfield.io.arrays import ShapeCheck, read_member, read_npy, read_npz
 from crfield.io.images import LABEL_SUFFIXES, decoding, file_suffix, read_labels
@@ -49,16 +50,12 @@ class UnaryStore:
 
     Parameters
     ----------
-    folder
-        Where they lie.
-    description
-        What they are.
-    n_labels, void
-        Number of labels L, and the label of pixels that have none.
-    names
-        Images whose unaries must be there.
-    image_names
-        All images; an `.npz` file with another name is shared, and its keys are image names.
+    folder : where they lie.
+    description : what they are.
+    n_labels, void : number of labels L, and the label of pixels that have none.
+    names : images whose unaries must be there.
+    image_names : all images; an `.npz` file with another name is shared, and its keys are image
+        names.
     """
 
     def __init__(
@@ -173,7 +170,10 @@ class UnaryStore:
             fine /= fine.sum(axis=-1, keepdims=True)
             costs = unary_from_probabilities(fine, clip=_SMALLEST_PROBABILITY)
         elif kind == "log_probabilities":
-            _check_log_probabilities(values)
+            refuse_where(
+                values > 1e-3, values, "log-probabilities must not be positive",
+                "give a negative scale where they are stored as costs",
+            )
             costs = unary_from_logits(resize_linearly(values, grid))
         else:
             costs = resize_linearly(values, grid)
@@ -188,44 +188,16 @@ def resize_linearly(values: Planes, grid: tuple[int, ...]) -> Planes:
     """
     for axis, length in enumerate(grid):
         n_stored = values.shape[axis]
-        if n_stored == length:
-            continue
-        position = (np.arange(length) + 0.5) * (n_stored / length) - 0.5
-        position = np.clip(position, 0, n_stored - 1)
-        below = position.astype(np.intp)
-        above = np.minimum(below + 1, n_stored - 1)
-        weight = (position - below).astype(np.float32)
-        weight = weight.reshape(-1, *(1,) * (values.ndim - 1 - axis))
-        lower, upper = np.take(values, below, axis=axis), np.take(values, above, axis=axis)
-        upper -= lower
-        upper *= weight
-        values = lower + upper
+        if n_stored != length:
+            positions = (np.arange(length) + 0.5) * (n_stored / length) - 0.5
+            values = interpolate_axis(values, axis, positions)
     return values
 
 
 def _check_probabilities(values: Planes, tolerance: float) -> None:
     remedy = "name another kind, or the scale that turns them into probabilities"
     outside = (values < -1e-4) | (values > 1 + 1e-4)
-    if outside.any():
-        index = first_index(outside)
-        raise InputError(
-            f"probabilities must lie in [0, 1], got {values[index]:g} at index {index}; {remedy}."
-        )
+    refuse_where(outside, values, "probabilities must lie in [0, 1]", remedy)
     sums = values.sum(axis=-1)
     off = np.abs(sums - 1) > tolerance
-    if off.any():
-        index = first_index(off)
-        raise InputError(
-            f"probabilities must sum to 1 over the labels, got {sums[index]:g} at index {index}; "
-            f"{remedy}."
-        )
-
-
-def _check_log_probabilities(values: Planes) -> None:
-    positive = values > 1e-3
-    if positive.any():
-        index = first_index(positive)
-        raise InputError(
-            f"log-probabilities must not be positive, got {values[index]:g} at index {index}; "
-            "give a negative scale where they are stored as costs."
-        )
+    refuse_where(off, sums, "probabilities must sum to 1 over the labels", remedy)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import InputError, as_count, as_scalar, shown
+from crfield._core.validate import InputError, as_count, as_not_negative, shown
 
 # Seven rows of five pixels per letter.
 _DRAWN = {
@@ -63,10 +63,8 @@ class LetterWords(NamedTuple):
 
     Attributes
     ----------
-    images
-        List of (T, 8, 6) float32, about 1 where there is ink and 0 elsewhere.
-    letters
-        List of (T,), the letters "A" to "Z".
+    images : list of (T, 8, 6) float32, about 1 where there is ink and 0 elsewhere.
+    letters : list of (T,), the letters "A" to "Z".
     """
 
     images: list[NDArray[np.float32]]
@@ -80,21 +78,15 @@ def noisy_words(
 
     Parameters
     ----------
-    n
-        Number of words; the first words do not depend on it.
-    words
-        What to draw from, capitals "A" to "Z".
-    noise
-        Standard deviation of the noise of each pixel, 0 or more. Each letter is also moved by up
-        to one pixel, whatever the noise.
-    seed
-        The same seed gives the same words.
+    n : number of words; the first words do not depend on it.
+    words : what to draw from, capitals "A" to "Z".
+    noise : standard deviation of the noise of each pixel, 0 or more. Each letter is also moved by
+        up to one pixel, whatever the noise.
+    seed : the same seed gives the same words.
     """
     n, seed = as_count(n, "n", minimum=0), as_count(seed, "seed", minimum=0)
     chosen = _as_words(words)
-    deviation = as_scalar(noise, "noise")
-    if deviation < 0:
-        raise InputError(f"noise must be 0 or more, got {deviation:g}; try 0.4.")
+    deviation = as_not_negative(noise, "noise", "try 0.4")
     images, letters = [], []
     for index in range(n):
         rng = np.random.default_rng([seed, index])

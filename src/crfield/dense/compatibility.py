@@ -218,9 +218,13 @@ def project(mu: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def project_gradient(g: Array, values: Array, vectors: Array) -> Array:
-    """The adjoint derivative of `project`, applied to g (L, L).
+    """The adjoint derivative of `project` (L, L), applied to g (L, L).
+
+    values, vectors : (L,) and (L, L), of P mu P.
 
     By Daleckii and Krein, whose divided differences stay finite where eigenvalues coincide.
+
+    values, vectors : (L,) and (L, L), eigenvalues and eigenvectors of the centered compatibility.
     """
     library = library_of(values)
     clipped, slope = library.clip(values, None, 0.0), library.clip(-library.sign(values), 0.0, None)

@@ -26,7 +26,7 @@ from typing import Protocol
 import numpy as np
 
 from crfield.dense.meanfield import State
-from crfield.dense.namespace import Array, library_of, row_dots, zeros
+from crfield.dense.namespace import Array, library_of, row_dots, row_sums, zeros
 from crfield.dense.problem import FusedProblem, NativeProblem, Problem
 
 # Steps back at a fixed point: until b is this small beside the first one, at most so many.
@@ -210,7 +210,9 @@ class _FusedBack:
 
 def softmax_jacobian(q: Array, by_log: Array) -> Array:
     """(qq' - diag(q)) g by rows (KK13 eq. 13), from h = q g (N, L)."""
-    return q * by_log.sum(1)[:, None] - by_log
+    b = q * row_sums(by_log)[:, None]
+    b -= by_log
+    return b
 
 
 def apply_jacobian(problem: Problem, state: State, by_log: Array) -> Array:
@@ -221,7 +223,7 @@ def apply_jacobian(problem: Problem, state: State, by_log: Array) -> Array:
     if not problem.coupled:
         share = 1.0 / (1.0 + problem.alpha(state.shift) * q)
         h, part = q * share, by_log * share
-        return h * (part.sum(1) / h.sum(1))[:, None] - part
+        return h * (row_sums(part) / row_sums(h))[:, None] - part
     # H^-1 g = (I - diag(q) M)^-1 h, which stays finite where q vanishes.
     assert isinstance(problem, NativeProblem)
     matrices = sum(

@@ -32,7 +32,7 @@ from crfield.dense.observation import GridFeatures, Observation
 SHAPES = ("gaussian", "tent", "sinc")
 NORMALIZATIONS = ("none", "before", "after", "symmetric")
 
-# Widths as a user may write them: a number, one a dimension, or a covariance matrix.
+# Widths as a user may write them: a number, one per dimension, or a covariance matrix.
 Widths = float | NDArray[np.float64]
 
 # Beyond this the coordinates of the lattice would leave the whole numbers of a double.
@@ -95,7 +95,7 @@ class Kernel:
 class Spatial(Kernel):
     """A kernel on positions: smoothness, exp(-|p_i - p_j|^2 / (2 sigma^2)).
 
-    sigma : width in units of the grid spacing; a number, one a grid axis, or a (d, d) covariance.
+    sigma : width in units of the grid spacing; a number, one per grid axis, or a (d, d) covariance.
     """
 
     sigma: Any = 3.0
@@ -132,7 +132,7 @@ class Bilateral(Kernel):
     k_ij = exp(-|p_i - p_j|^2 / (2 sigma_xy^2) - |c_i - c_j|^2 / (2 sigma_color^2)).
 
     sigma_xy : spatial width, as for `Spatial`.
-    sigma_color : color width; a number, one a channel, or a (C, C) covariance.
+    sigma_color : color width; a number, one per channel, or a (C, C) covariance.
     covariance : instead of both, one covariance (d + C, d + C) of positions and colors together.
     color_space : "rgb" (the image's own channels, any number) or "lab".
     color_scale : factor on the image's values; None maps 8 and 16 bit and [0, 1] images to 0..255.
@@ -233,7 +233,7 @@ class FeatureKernel(Kernel):
 
     name : the key under which the features are given.
     dim : their dimension D.
-    sigma : width, a number or one a dimension (default 1); or
+    sigma : width, a number or one per dimension (default 1); or
     covariance : a full (D, D) covariance.
     """
 
@@ -315,7 +315,7 @@ def _as_widths(value: Any, name: str) -> Widths:
         return _as_covariance(array, name)
     if array.ndim > 1 or array.size == 0:
         raise InputError(
-            f"{name} must be a number, one number a dimension or a square covariance, got shape "
+            f"{name} must be a number, one number per dimension or a square covariance, got shape "
             f"{array.shape}; use one of the three."
         )
     array = as_positive(array, name)

@@ -123,7 +123,7 @@ class Observation:
         return math.prod(self.grid) if self.selected is None else len(self.selected)
 
     def select(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Rows (of an array with one row a grid point) of the variables that take part."""
+        """Rows (of an array with one row per grid point) of the variables that take part."""
         return rows if self.selected is None else rows[self.selected]
 
     def coordinates(self) -> NDArray[np.float64]:
@@ -159,7 +159,7 @@ class Observation:
         return rgb_to_lab(values) if space == "lab" else values
 
     def channels(self) -> NDArray[Any]:
-        """The image's own values, one row a grid point."""
+        """The image's own values, one row per grid point."""
         if self.image is None:
             raise InputError(
                 "image must be given for a model with a Bilateral kernel, got None; "
@@ -211,7 +211,7 @@ def observe(
         if array.ndim != 2 or array.shape[0] != n:
             raise InputError(
                 f"features[{name!r}] must have shape ({n}, D) or ({', '.join(map(str, grid))}, D), "
-                f"got {np.shape(values)}; give one row of features a variable."
+                f"got {np.shape(values)}; give one row of features per variable."
             )
         named[name] = array
     if positions is not None and spacing is not None:
@@ -309,7 +309,7 @@ def _check_positions(positions: Any, n: int) -> NDArray[np.float64]:
     values: NDArray[Any] = as_floats(positions, "positions", np.dtype(np.float64))
     if values.ndim != 2 or values.shape[0] != n:
         raise InputError(
-            f"positions must have shape ({n}, d), got {values.shape}; give one row a variable."
+            f"positions must have shape ({n}, d), got {values.shape}; give one row per variable."
         )
     return values
 

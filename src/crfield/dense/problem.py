@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from crfield._core import _native
 from crfield._core.arena import Arena
+from crfield._core.threads import without_locks
 from crfield._core.validate import FloatArray, check_memory
 from crfield.dense.compatibility import center
 from crfield.dense.filters import TableFilter
@@ -67,6 +68,7 @@ def center_costs(
     return centered, _native.center_rows(costs, centered, threads)
 
 
+@without_locks
 class Problem:
     """The update operator by operator, on arrays or tensors; F is not computed.
 
@@ -171,6 +173,7 @@ class Problem:
         return shift * self.terms[m].operator.spectral_bound() if shift else 0.0
 
 
+@without_locks
 class NativeProblem(Problem):
     """F and its update for one image on arrays.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._core.threads import without_locks
 from crfield._core.validate import FloatArray
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class InferenceStatus(Enum):
     )
 
 
+@without_locks
 @dataclass(frozen=True)
 class InferenceResult:
     """Marginals and how they came about.

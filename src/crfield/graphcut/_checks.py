@@ -16,7 +16,7 @@ from crfield._core.validate import (
     as_floats,
     check_magnitude,
     check_memory,
-    first_index,
+    refuse_where,
     working_dtype,
 )
 from crfield.graphcut.neighborhood import Offsets, pairs_region
@@ -89,9 +89,7 @@ def check_not_negative(
 ) -> None:
     """Refuse negative numbers, naming the first."""
     if values.size and values.min() < 0:
-        index = first_index(values < 0)
-        where = f" at index {index}" if values.ndim else ""
-        raise InputError(f"{name} must not be negative, got {values[index]:g}{where}; {remedy}.")
+        refuse_where(values < 0, values, f"{name} must not be negative", remedy)
 
 
 def as_grid_weights(

@@ -18,8 +18,9 @@ from crfield._core.validate import (
     as_array,
     as_count,
     as_floats,
+    as_not_negative,
     as_scalar,
-    first_index,
+    refuse_where,
     shown,
     working_dtype,
 )
@@ -86,9 +87,7 @@ def contrast_weights(image: Any, neighbors: int, beta: float | None = None) -> F
         mean = sum(float(part.sum()) for part in found) / max(sum(part.size for part in found), 1)
         sharpness = 0.5 / mean if mean > 0 else 0.0
     else:
-        sharpness = as_scalar(beta, "beta")
-        if sharpness < 0:
-            raise InputError(f"beta must not be negative, got {sharpness:g}; use 0 or more.")
+        sharpness = as_not_negative(beta, "beta")
     with np.errstate(over="ignore"):  # exp(-inf) is the weight
         return _fill(
             grid, neighbors, dtype,
@@ -117,13 +116,10 @@ def boundary_weights(boundary: Any, neighbors: int, floor: float = 1e-3) -> Floa
             "choose neighbors for its axes."
         )
     probabilities = as_floats(given, "boundary")
-    bad = (probabilities < 0) | (probabilities > 1)
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"boundary must hold probabilities from 0 to 1, got {probabilities[index]:g} at index "
-            f"{index}; scale or clip it."
-        )
+    refuse_where(
+        (probabilities < 0) | (probabilities > 1), probabilities,
+        "boundary must hold probabilities from 0 to 1", "scale or clip it",
+    )
     costs = -np.log(np.maximum(probabilities, lowest))
     return _fill(
         given.shape, neighbors, probabilities.dtype,

@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.validate import InputError, as_count
-from crfield.graphs.factors import Doubles, Factors, TableFactors
+from crfield.graphs.factors import Doubles, Factors, TableFactors, Whole
 from crfield.graphs.graph import FactorGraph
-
-Whole = NDArray[np.int64]
 
 
 def condition(graph: FactorGraph, evidence: Mapping[int, int]) -> FactorGraph:

@@ -24,7 +24,7 @@ from crfield._core.validate import (
     as_count,
     as_floats,
     as_positive_number,
-    as_scalar,
+    as_within,
     check_finite,
     shown,
 )
@@ -104,7 +104,10 @@ class _LogLinearClassifier(Estimator):
         )
         samples, shapes = self._read(X)
         classes, labels = _number_labels(y, shapes, self._sample, self._place)
-        l2 = 1.0 / len(shapes) if self.l2 is None else _as_penalty(self.l2)
+        l2 = 1.0 / len(shapes) if self.l2 is None else as_within(
+            self.l2, "l2", 0, LARGEST_PENALTY,
+            "None, one over the number of samples, is a common choice",
+        )
         examples = self._examples(samples, labels, len(classes))
         likelihood = Likelihood(examples, l2)
         found = learn(likelihood, descent)
@@ -380,11 +383,8 @@ class GraphClassifier(_LoopyClassifier):
 
     Attributes
     ----------
-    classes_ : (L,).
-    coef_ : (L, F), W transposed.
-    intercept_ : (L,), b.
     pair_coef_ : a tuple with A (D, L, L).
-    n_iter_, objective_, expectations_, part_weights_, part_objective_ : as of `ChainClassifier`.
+    The others are those of `ChainClassifier`, which has `transition_coef_` instead.
     """
 
     directed: bool = False
@@ -437,11 +437,8 @@ class GridClassifier(_LoopyClassifier):
 
     Attributes
     ----------
-    classes_ : (L,).
-    coef_ : (L, F), W transposed.
-    intercept_ : (L,), b.
     pair_coef_ : A (1, L, L) of edges to the right and downwards, or one for both.
-    n_iter_, objective_, expectations_, part_weights_, part_objective_ : as of `ChainClassifier`.
+    The others are those of `GraphClassifier`.
     """
 
     directed: bool = True
@@ -537,16 +534,6 @@ def _check_alike(samples: list[tuple[FeatureTerm, ...]]) -> None:
                 f"X[{i}] must have as many features as X[0] ({counts[0]}), got {found}; "
                 "compute the same features for all."
             )
-
-
-def _as_penalty(l2: Any) -> float:
-    value = as_scalar(l2, "l2")
-    if not 0.0 <= value <= LARGEST_PENALTY:
-        raise InputError(
-            f"l2 must lie between 0 and {LARGEST_PENALTY:g}, got {value:g}; None, one over the "
-            "number of samples, is a common choice."
-        )
-    return value
 
 
 def _number_labels(

@@ -20,12 +20,13 @@ from crfield._core.validate import (
     as_count,
     as_floats,
     check_memory,
-    first_index,
+    refuse_where,
     shown,
 )
 
 Doubles = NDArray[np.float64]
 Variables = NDArray[np.int32]
+Whole = NDArray[np.int64]
 
 COMPOSITIONS = ("sum", "min")
 
@@ -43,17 +44,17 @@ class Factors(ABC):
     """
 
     variables: Variables
-    starts: NDArray[np.int64]
+    starts: Whole
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @abstractmethod
-    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sizes(self, n_states: Whole) -> Whole:
         """States that the factors expect of their variables (S,), given `n_states` (S,)."""
 
     @abstractmethod
-    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+    def native(self, n_states: Whole, temperature: float) -> _native.FactorGroup:
         """What the compiled core works with for `n_states` (S,), fastest at this temperature."""
 
     @property
@@ -61,9 +62,7 @@ class Factors(ABC):
         """Whether the costs of all joint states can be listed."""
         return type(self).tables is not Factors.tables
 
-    def tables(
-        self, n_states: NDArray[np.int64], chosen: slice | NDArray[np.int64] = _ALL
-    ) -> Doubles:
+    def tables(self, n_states: Whole, chosen: slice | Whole = _ALL) -> Doubles:
         """Costs of all joint states, (M, L_1, ..., L_K), where there are tables.
 
         n_states : (S,), of the variables of all factors.
@@ -74,7 +73,7 @@ class Factors(ABC):
             "many variables; ask for the marginals of the variables."
         )
 
-    def taken(self, rows: NDArray[np.int64]) -> Factors:
+    def taken(self, rows: Whole) -> Factors:
         """Those factors whose numbers are in `rows` (m,)."""
         raise NotImplementedError
 
@@ -115,20 +114,18 @@ class TableFactors(Factors):
         """(L_1, ..., L_K)."""
         return self.costs.shape if self.shared else self.costs.shape[1:]
 
-    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sizes(self, n_states: Whole) -> Whole:
         return np.tile(np.array(self.shape, np.int64), len(self))
 
-    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+    def native(self, n_states: Whole, temperature: float) -> _native.FactorGroup:
         return _native.table_factors(
             len(self), list(self.shape), self.costs.reshape(-1), self.shared, temperature
         )
 
-    def tables(
-        self, n_states: NDArray[np.int64], chosen: slice | NDArray[np.int64] = _ALL
-    ) -> Doubles:
+    def tables(self, n_states: Whole, chosen: slice | Whole = _ALL) -> Doubles:
         return np.broadcast_to(self.costs, (len(self), *self.shape))[chosen]
 
-    def taken(self, rows: NDArray[np.int64]) -> Factors:
+    def taken(self, rows: Whole) -> Factors:
         names = self.variables.reshape(len(self), -1)[rows]
         return TableFactors(names, self.costs if self.shared else self.costs[rows])
 
@@ -142,10 +139,10 @@ class _PairFactors(Factors):
         self.starts = 2 * np.arange(len(self.edges) + 1, dtype=np.int64)
         self.weights = as_one_each(weights, len(self.edges), "weights")
 
-    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sizes(self, n_states: Whole) -> Whole:
         return np.full(len(self.variables), self._n(n_states))
 
-    def _n(self, n_states: NDArray[np.int64]) -> int:
+    def _n(self, n_states: Whole) -> int:
         return int(n_states[0]) if len(n_states) else 1
 
 
@@ -156,15 +153,13 @@ class PottsFactors(_PairFactors):
     weights : one or (M,); negative ones favor different states.
     """
 
-    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+    def native(self, n_states: Whole, temperature: float) -> _native.FactorGroup:
         return _native.potts_factors(self._n(n_states), self.weights)
 
-    def tables(
-        self, n_states: NDArray[np.int64], chosen: slice | NDArray[np.int64] = _ALL
-    ) -> Doubles:
+    def tables(self, n_states: Whole, chosen: slice | Whole = _ALL) -> Doubles:
         return self.weights[chosen, None, None] * (1 - np.eye(self._n(n_states)))
 
-    def taken(self, rows: NDArray[np.int64]) -> Factors:
+    def taken(self, rows: Whole) -> Factors:
         return PottsFactors(self.edges[rows], self.weights[rows])
 
 
@@ -186,21 +181,19 @@ class DistanceFactors(_PairFactors):
         check_not_below_zero(self.ceilings, "ceilings")
         self.power = as_count(power, "power", 1, 2)
 
-    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+    def native(self, n_states: Whole, temperature: float) -> _native.FactorGroup:
         return _native.distance_factors(
             self._n(n_states), self.weights, self.ceilings, self.power
         )
 
-    def tables(
-        self, n_states: NDArray[np.int64], chosen: slice | NDArray[np.int64] = _ALL
-    ) -> Doubles:
+    def tables(self, n_states: Whole, chosen: slice | Whole = _ALL) -> Doubles:
         states = np.arange(self._n(n_states), dtype=np.float64)
         gaps = np.abs(states[:, None] - states) ** self.power
         return np.asarray(np.minimum(
             self.weights[chosen, None, None] * gaps, self.ceilings[chosen, None, None]
         ))
 
-    def taken(self, rows: NDArray[np.int64]) -> Factors:
+    def taken(self, rows: Whole) -> Factors:
         return DistanceFactors(
             self.edges[rows], self.weights[rows], self.ceilings[rows], self.power
         )
@@ -280,11 +273,11 @@ class GridFactors(Factors):
             for table, weights in zip(self.tables_by_axis, self.weights, strict=True)
         )
 
-    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sizes(self, n_states: Whole) -> Whole:
         known = [len(table) for table in self.tables_by_axis if table is not None]
         return np.full(len(self.variables), known[0] if known else n_states[:1].sum())
 
-    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+    def native(self, n_states: Whole, temperature: float) -> _native.FactorGroup:
         if all(table is None for table in self.tables_by_axis):
             weights = np.concatenate([plane.ravel() for plane in self.weights])
             return _native.potts_factors(int(n_states[:1].sum()) or 1, weights)
@@ -297,9 +290,7 @@ class GridFactors(Factors):
             len(self), list(table.shape[1:]), table.ravel(), False, temperature
         )
 
-    def tables(
-        self, n_states: NDArray[np.int64], chosen: slice | NDArray[np.int64] = _ALL
-    ) -> Doubles:
+    def tables(self, n_states: Whole, chosen: slice | Whole = _ALL) -> Doubles:
         n = int(n_states[:1].sum()) or 1
         edges = np.arange(len(self))[chosen]
         weights = np.concatenate([plane.ravel() for plane in self.weights])[edges]
@@ -311,7 +302,7 @@ class GridFactors(Factors):
             weights[:, None, None] * np.where(is_right[:, None, None], right, down)
         )
 
-    def taken(self, rows: NDArray[np.int64]) -> Factors:
+    def taken(self, rows: Whole) -> Factors:
         known = [table for table in self.tables_by_axis if table is not None]
         if not known:
             weights = np.concatenate([plane.ravel() for plane in self.weights])
@@ -370,10 +361,10 @@ class PatternFactors(Factors):
         self.variables = joined.reshape(-1)
         self.starts = arity * np.arange(len(joined) + 1, dtype=np.int64)
 
-    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sizes(self, n_states: Whole) -> Whole:
         return np.full(len(self.variables), 2)
 
-    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+    def native(self, n_states: Whole, temperature: float) -> _native.FactorGroup:
         n_units, weights, biases, shared = self._units
         return _native.pattern_factors(
             len(self), n_units, self._arity, weights, biases, shared, self.composition == "sum"
@@ -430,10 +421,10 @@ class RayFactors(Factors):
                 costs.append(-np.log(found))
         self.costs, self.empty_costs = costs
 
-    def sizes(self, n_states: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sizes(self, n_states: Whole) -> Whole:
         return np.full(len(self.variables), 2)
 
-    def native(self, n_states: NDArray[np.int64], temperature: float) -> _native.FactorGroup:
+    def native(self, n_states: Whole, temperature: float) -> _native.FactorGroup:
         return _native.ray_factors(self.starts, self.costs, self.empty_costs)
 
 
@@ -453,18 +444,14 @@ def as_cost_array(values: Any, name: str) -> Doubles:
     """float64 costs, infinity where a state is forbidden."""
     array = np.array(as_array(values, name), np.float64, order="C")  # a copy: callers go on
     bad = np.isnan(array) | (array < -LARGEST_COST) | ((array > LARGEST_COST) & np.isfinite(array))
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must be within {LARGEST_COST:g}, or infinite for what is forbidden, got "
-            f"{array[index]:g} at index {index}; replace such values."
-        )
+    refuse_where(
+        bad, array, f"{name} must be within {LARGEST_COST:g}, or infinite for what is forbidden",
+        "replace such values",
+    )
     return array
 
 
-def as_one_each(
-    values: Any, n: int, name: str, *, may_be_infinite: bool = False
-) -> Doubles:
+def as_one_each(values: Any, n: int, name: str, *, may_be_infinite: bool = False) -> Doubles:
     """(n,) numbers, from one for all or one for each."""
     array = as_cost_array(values, name) if may_be_infinite else as_numbers(values, name)
     if array.shape not in ((), (n,)):
@@ -477,13 +464,7 @@ def as_one_each(
 
 def check_not_below_zero(array: Doubles, name: str) -> None:
     """Refuse negative numbers."""
-    bad = array < 0
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must not be negative, got {array[index]:g} at index {index}; "
-            "use 0 or more."
-        )
+    refuse_where(array < 0, array, f"{name} must not be negative", "use 0 or more")
 
 
 def as_variables(values: Any, order: int | None = None, name: str = "variables") -> Variables:
@@ -499,13 +480,10 @@ def as_variables(values: Any, order: int | None = None, name: str = "variables")
         )
     if array.shape[1] == 0:
         raise InputError(f"{name} must have at least one column, got none; name some variables.")
-    bad = (array < 0) | (array > np.iinfo(np.int32).max - 1)
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must be numbered from 0, got {array[index]} at index {index}; "
-            "use the places of the variables in costs."
-        )
+    refuse_where(
+        (array < 0) | (array > np.iinfo(np.int32).max - 1), array,
+        f"{name} must be numbered from 0", "use the places of the variables in costs",
+    )
     in_order = np.sort(array, 1)
     twice = (in_order[:, 1:] == in_order[:, :-1]).any(1)
     if twice.any():

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core import _native
+from crfield._core.threads import without_locks
 from crfield._core.validate import (
     InputError,
     as_array,
@@ -25,6 +26,7 @@ from crfield.graphs.factors import Doubles, Factors, GridFactors, TableFactors, 
 from crfield.graphs.settings import as_temperature
 
 
+@without_locks
 class FactorGraph:
     """Variables with costs, and factors: E(x) = sum_v costs[v, x_v] + sum_f cost_f(x_f).
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.optimize import Batches, Evaluate, minimize
+from crfield._core.threads import without_locks
 from crfield._core.validate import LARGEST_COST, FloatArray, InputError
 from crfield.graphs.chains import Chains, Doubles, Labels, Offsets, edge_starts, energies_of
 from crfield.graphs.engines.chains import empty_edges, sum_chains
@@ -112,6 +113,7 @@ def chain_batch(features: Doubles, offsets: Offsets, weights: Weights) -> Chains
     return Chains.checked(costs, offsets, np.ascontiguousarray(weights[2]))
 
 
+@without_locks
 @dataclass(frozen=True)
 class ChainExamples:
     """Chains with features (N, F) float64 and labels (N,), states from 0 to `n_states` - 1.
@@ -166,6 +168,7 @@ class ChainExamples:
         return [([0, 1], nodes)]
 
 
+@without_locks
 class GraphExamples:
     """Graphs, one per example, with labels (N,) of each.
 
@@ -282,6 +285,7 @@ class Expectations:
         return max(gaps) / self.n_examples
 
 
+@without_locks
 class Likelihood:
     """Mean over examples of L = E(y) + log Z, plus l2 / 2 |W|^2; constants of single variables, the
     biases, are not penalized."""

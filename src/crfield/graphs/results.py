@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._core.threads import without_locks
 from crfield._core.validate import FloatArray, InputError
 
 Doubles = NDArray[np.float64]
@@ -45,6 +46,7 @@ class Ranked(NamedTuple):
     energies: Any
 
 
+@without_locks
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """What inference found out; each engine fills in what it knows, and the rest is None.

@@ -10,6 +10,7 @@ from crfield._core.validate import (
     as_choice,
     as_count,
     as_damping,
+    as_not_negative,
     as_positive_number,
     as_scalar,
 )
@@ -71,9 +72,9 @@ def as_settings(
     init: Result | None, threads: int | None,
 ) -> InferSettings:
     """InferSettings from the arguments of `infer`."""
-    least = None if tol is None else as_scalar(tol, "tol")
-    if least is not None and least < 0:
-        raise InputError(f"tol must not be negative, got {least:g}; use 0 to do all iterations.")
+    least = None
+    if tol is not None:
+        least = as_not_negative(tol, "tol", "use 0 to do all iterations")
     return InferSettings(
         as_temperature(temperature), as_choice(schedule, "schedule", SCHEDULES),
         None if max_iter is None else as_count(max_iter, "max_iter"), as_damping(damping), least,

@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._core.threads import without_locks
 from crfield._core.validate import (
     FloatArray,
     InputError,
@@ -42,6 +43,7 @@ from crfield.patterns.hidden import (
 COMPOSITIONS = ("sum", "min")
 
 
+@without_locks
 @dataclass(frozen=True, eq=False)
 class PatternPotential(ABC):
     """f(y; T) with activations a(y, x) = c(x) + W'y, c(x) = c0 + W0'phi(x) (CHOPP section 4.1).

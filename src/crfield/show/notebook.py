@@ -42,16 +42,16 @@ def preview(marginals: Array, label_ids: Array, image: Array | None) -> Image.Im
     step = math.ceil(max(marginals.shape[:2]) / LONGEST)
     q = _reduced(marginals, step)
     labels = label_ids[q.argmax(-1)]
-    uncertainty = pictures.entropy_map(q)
     height, width = labels.shape
     scale = min(LONGEST / max(height, width), max(1.0, _COMFORTABLE / height))
     size = max(1, round(scale * height))
     if image is None:
-        shown = [pictures.colorize(labels), uncertainty]
-        return pictures.side_by_side(*shown, titles=("labels", "uncertainty"), height=size)
-    photo = pictures.show(_reduced(image, step))
-    shown = [photo, pictures.overlay(photo, labels), uncertainty]
-    return pictures.side_by_side(*shown, titles=("image", "labels", "uncertainty"), height=size)
+        panels = {"labels": pictures.colorize(labels)}
+    else:
+        photo = pictures.show(_reduced(image, step))
+        panels = {"image": photo, "labels": pictures.overlay(photo, labels)}
+    panels["uncertainty"] = pictures.entropy_map(q)
+    return pictures.side_by_side(*panels.values(), titles=tuple(panels), height=size)
 
 
 def figure(caption: str, picture: Image.Image | None) -> str:

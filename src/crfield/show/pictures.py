@@ -19,7 +19,7 @@ from crfield._core.validate import (
     as_array,
     as_count,
     as_image,
-    as_scalar,
+    as_within,
     check_finite,
     check_memory,
     shown,
@@ -70,9 +70,7 @@ def overlay(
     `alpha` is the share of the tint; `outlines` draws a light line where labels change; the palette
     is (K, 3).
     """
-    share = as_scalar(alpha, "alpha")
-    if not 0 <= share <= 1:
-        raise InputError(f"alpha must lie between 0 and 1, got {share:g}; try 0.5.")
+    share = as_within(alpha, "alpha", 0, 1, "try 0.5")
     labels = as_array(labels, "labels")
     picture = _display(image, labels.ndim).astype(np.float32)
     tint = np.asarray(colorize(labels, palette), dtype=np.float32)

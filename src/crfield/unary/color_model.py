@@ -148,7 +148,7 @@ def _label_costs(
     costs = np.empty(len(values), np.float32)
     for first in range(0, len(values), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
-        inliers = math.log1p(-_OUTLIERS) + log_density(values[part].astype(np.float64), *mixture)
+        inliers = math.log1p(-_OUTLIERS) + log_density(values[part].astype(np.float64), mixture)
         # Scaled colors fill the unit cube, so a uniform density over them is 1.
         costs[part] = -np.logaddexp(inliers, math.log(_OUTLIERS))
     return costs

@@ -21,11 +21,13 @@ from crfield._core.validate import (
     as_array,
     as_count,
     as_floats,
+    as_positive_number,
     as_scalar,
+    as_within,
     check_finite,
     check_magnitude,
     check_memory,
-    first_index,
+    refuse_where,
     working_dtype,
 )
 from crfield.dense.observation import looks_swapped
@@ -87,26 +89,18 @@ def unary_from_probabilities(
     `scale` < 1 trusts an overconfident classifier less.
     """
     p = _as_scores(probabilities, "probabilities")
-    floor, factor = as_scalar(clip, "clip"), as_scalar(scale, "scale")
-    if not 0.0 < floor < 1.0:
-        raise InputError(f"clip must lie between 0 and 1, got {floor:g}; try 1e-5.")
-    if factor <= 0.0:
-        raise InputError(f"scale must be positive, got {factor:g}; use 1 to leave costs alone.")
-    bad = (p < -1e-4) | (p > 1.0 + 1e-4)
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"probabilities must lie in [0, 1], got {p[index]:g} at index {index}; "
-            "apply a softmax over the labels to logits, or divide 0..255 maps by 255."
-        )
-    off = np.abs(p.sum(-1) - 1.0)
-    if off.size and off.max() > 0.02:
-        index = first_index(off > 0.02)
-        raise InputError(
-            f"probabilities must sum to 1 over the labels, got {p.sum(-1)[index]:g} at index "
-            f"{index}; the labels must be the last axis (layout=\"channels_first\" if they are the "
-            "first), or normalize them."
-        )
+    floor = as_within(clip, "clip", 0, 1, "try 1e-5", ends=False)
+    factor = as_positive_number(scale, "scale")
+    refuse_where(
+        (p < -1e-4) | (p > 1.0 + 1e-4), p, "probabilities must lie in [0, 1]",
+        "apply a softmax over the labels to logits, or divide 0..255 maps by 255",
+    )
+    sums = p.sum(-1)
+    refuse_where(
+        np.abs(sums - 1.0) > 0.02, sums, "probabilities must sum to 1 over the labels",
+        'the labels must be the last axis (layout="channels_first" if they are the first), or '
+        "normalize them",
+    )
     floor = max(floor, float(np.finfo(p.dtype).tiny))
     with np.errstate(over="ignore", invalid="ignore"):
         costs = np.asarray(-factor * np.log(np.maximum(p, floor)), p.dtype)
@@ -406,13 +400,11 @@ def _known_ids(present: NDArray[np.int64], unknown: int | None) -> NDArray[np.in
 def _foreground_costs(values: NDArray[Any]) -> FloatArray:
     """Costs (*grid, 2) of the foreground's probabilities (*grid,)."""
     check_finite(values, "probabilities")
-    bad = (values < 0.0) | (values > 1.0)
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            "one number per pixel must be the foreground's probability in [0, 1], got "
-            f"{values[index]:g} at index {index}; convert a label map with .astype(int)."
-        )
+    refuse_where(
+        (values < 0.0) | (values > 1.0), values,
+        "one number per pixel must be the foreground's probability in [0, 1]",
+        "convert a label map with .astype(int)",
+    )
     return unary_from_probabilities(np.stack([1.0 - values, values], axis=-1).astype(values.dtype))
 
 
@@ -452,12 +444,10 @@ def check_labels(
         unknown = as_count(unknown, "unknown", -(2**63), 2**63 - 1)
     _check_room(array.size * (4.0 * n_labels + 24.0), (*array.shape, n_labels))
     known = np.ones(array.shape, bool) if unknown is None else array != unknown
-    bad = known & ((array < 0) | (array >= n_labels))
-    if bad.any():
-        index = first_index(bad)
-        marked = "none" if unknown is None else str(unknown)
-        raise InputError(
-            f"labels must lie in 0..{n_labels - 1} (unknown: {marked}), got {array[index]} at "
-            f"index {index}; raise n_labels or mark such pixels with the unknown value."
-        )
+    marked = "none" if unknown is None else str(unknown)
+    refuse_where(
+        known & ((array < 0) | (array >= n_labels)), array,
+        f"labels must lie in 0..{n_labels - 1} (unknown: {marked})",
+        "raise n_labels or mark such pixels with the unknown value",
+    )
     return known, np.where(known, array, 0).astype(np.int64)

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Doubles = NDArray[np.float64]
+Mixture = tuple[Doubles, Doubles, Doubles]  # means (K, C), whitening (K, C, C), log shares (K,)
+
 SMALLEST_WIDTH = 1.0 / 48  # of a component, for samples within the unit cube
 _KMEANS_ROUNDS, _EM_ROUNDS = 4, 8
 
 
 def fit_mixture(
-    samples: NDArray[np.float64], weights: NDArray[np.float64], components: int,
-    rounds: int = _EM_ROUNDS,
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Means (K, C), whitening factors (K, C, C) and log shares (K,) of weighted samples (n, C),
-    after K-means and so many rounds of expectation maximization.
+    samples: Doubles, weights: Doubles, components: int, rounds: int = _EM_ROUNDS
+) -> Mixture:
+    """The mixture of weighted samples (n, C), after K-means and so many rounds of expectation
+    maximization.
     """
     distances = _distances(samples, _spread_means(samples, weights, components))
     for _ in range(_KMEANS_ROUNDS):
@@ -31,7 +33,7 @@ def fit_mixture(
     mass *= weights[:, None]
     for _ in range(rounds):
         # The mass (n, K) is changed in place: for many colors it is what takes the memory.
-        mass = log_components(samples, *_maximize(samples, mass))
+        mass = log_components(samples, _maximize(samples, mass))
         mass -= mass.max(1, keepdims=True)
         np.exp(mass, out=mass)
         mass /= mass.sum(1, keepdims=True)
@@ -44,23 +46,16 @@ def fitting_bytes(n_samples: int, n_channels: int, components: int) -> float:
     return float(n_samples) * (24 * components + 32 * n_channels + 16)
 
 
-def log_density(
-    values: NDArray[np.float64],
-    means: NDArray[np.float64],
-    factors: NDArray[np.float64],
-    shares: NDArray[np.float64],
-) -> NDArray[np.float64]:
+def log_density(values: Doubles, mixture: Mixture) -> Doubles:
     """log p(v) of a mixture at values (n, C), (n,)."""
-    logs = log_components(values, means, factors, shares)
+    logs = log_components(values, mixture)
     largest = logs.max(1)
     logs -= largest[:, None]
     np.exp(logs, out=logs)
     return np.asarray(np.log(logs.sum(1)) + largest)
 
 
-def _maximize(
-    samples: NDArray[np.float64], mass: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _maximize(samples: Doubles, mass: Doubles) -> Mixture:
     """Parameters from the mass (n, K) that components take of samples (n, C)."""
     totals = mass.sum(0) + 1e-12
     means = mass.T @ samples / totals[:, None]
@@ -74,13 +69,9 @@ def _maximize(
     return means, factors, np.log(totals / totals.sum())
 
 
-def log_components(
-    values: NDArray[np.float64],
-    means: NDArray[np.float64],
-    factors: NDArray[np.float64],
-    shares: NDArray[np.float64],
-) -> NDArray[np.float64]:
+def log_components(values: Doubles, mixture: Mixture) -> Doubles:
     """log of share times Gaussian, (n, K)."""
+    means, factors, shares = mixture
     scales = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(1)
     constants = shares + scales - 0.5 * values.shape[1] * math.log(2 * math.pi)
     logs = np.empty((len(means), len(values)))
@@ -91,9 +82,7 @@ def log_components(
     return logs.T
 
 
-def _spread_means(
-    samples: NDArray[np.float64], weights: NDArray[np.float64], components: int
-) -> NDArray[np.float64]:
+def _spread_means(samples: Doubles, weights: Doubles, components: int) -> Doubles:
     """Starting means: the heaviest sample, then each time the one that is worst represented."""
     chosen = [int(weights.argmax())]
     nearest = ((samples - samples[chosen[0]]) ** 2).sum(1)
@@ -103,9 +92,7 @@ def _spread_means(
     return samples[chosen]
 
 
-def _distances(
-    samples: NDArray[np.float64], means: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _distances(samples: Doubles, means: Doubles) -> Doubles:
     """Squared distances (n, K) from samples (n, C) to means (K, C)."""
     squared = np.empty((len(means), len(samples)))
     for row, mean in zip(squared, means, strict=True):
@@ -113,6 +100,6 @@ def _distances(
     return squared.T
 
 
-def _nearest(distances: NDArray[np.float64]) -> NDArray[np.float64]:
+def _nearest(distances: Doubles) -> Doubles:
     """1 for the mean that is nearest to a sample and 0 for the others, (n, K)."""
     return np.asarray(np.eye(distances.shape[1])[distances.argmin(1)])

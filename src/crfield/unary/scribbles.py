@@ -20,6 +20,7 @@ from crfield._core.validate import (
     as_floats,
     as_image,
     as_scalar,
+    as_within,
     check_memory,
     shown,
 )
@@ -28,8 +29,7 @@ from crfield.unary.color_model import Colors, Memo, color_bytes, color_costs, co
 from crfield.unary.costs import UNKNOWN, Segmentation, check_labels
 
 __all__ = [
-    "MAX_COMPONENTS", "Colors", "colors_of", "distances_to", "paint_over", "scribble_costs",
-    "unary_from_scribbles",
+    "Colors", "colors_of", "paint_over", "scribble_costs", "unary_from_scribbles",
 ]
 
 MAX_COMPONENTS = 32
@@ -77,12 +77,8 @@ def unary_from_scribbles(
     threads : native threads, None for all cores.
     """
     k = as_count(components, "components", maximum=MAX_COMPONENTS)
-    trust = as_scalar(strength, "strength")
-    if not 0.0 <= trust <= 1.0:
-        raise InputError(f"strength must lie in [0, 1], got {trust:g}; try 0.5.")
-    near = as_scalar(nearness, "nearness")
-    if not 0.0 <= near <= 100.0:
-        raise InputError(f"nearness must lie in [0, 100], got {near:g}; try 3.")
+    trust = as_within(strength, "strength", 0, 1, "try 0.5")
+    near = as_within(nearness, "nearness", 0, 100, "try 3")
     sure = _as_probability(confidence)
     array = as_array(scribbles, "scribbles")
     colors = _colors_under(array, image, colors)

@@ -122,7 +122,7 @@ class DenseCRF:
         if u.costs.shape != (self._nvar, self._nlabels):
             raise InputError(
                 f"u must have shape {(self._nlabels, self._nvar)}, got {u.costs.T.shape}; "
-                "give one row a label and one column a variable."
+                "give one row per label and one column per variable."
             )
         self._unary = u.costs
 
@@ -221,7 +221,7 @@ class DenseCRF2D(DenseCRF):
     ) -> None:
         """Add a term on positions (x, y) and the colors of an image `rgbim` (h, w, 3).
 
-        They are divided by `sxy` and `srgb`, a number each or one a dimension; the rest is as for
+        They are divided by `sxy` and `srgb`, a number each or one per dimension; the rest is as for
         `addPairwiseEnergy`.
         """
         widths, color_widths = as_widths(sxy, "sxy", 2), as_widths(srgb, "srgb", 3)
@@ -265,7 +265,7 @@ def _make_compatibility(compat: Any, n_labels: int) -> Compatibility:
     if values.shape not in ((), (n_labels,), (n_labels, n_labels)):
         raise InputError(
             f"compat must be a number, {n_labels} numbers or a matrix {n_labels} by {n_labels}, "
-            f"got shape {values.shape}; give one entry a label."
+            f"got shape {values.shape}; give one entry per label."
         )
     largest = float(np.abs(values).max())
     if largest > LARGEST_COMPATIBILITY:

@@ -16,9 +16,10 @@ from crfield._core.validate import (
     as_count,
     as_floats,
     as_scalar,
+    as_within,
     check_finite,
     check_memory,
-    first_index,
+    refuse_where,
     shown,
 )
 from crfield.compat.pydensecrf._inputs import FLOAT32, as_whole, as_widths, divide
@@ -47,22 +48,17 @@ def unary_from_labels(
     zero_unsure : labels count from 1, and 0 marks pixels that could be anything.
     """
     n = as_whole(n_labels, "n_labels", 1, MAX_LABELS)
-    p = as_scalar(gt_prob, "gt_prob")
-    if not 0.0 < p < 1.0:
-        raise InputError(f"gt_prob must lie between 0 and 1, got {p:g}; try 0.7.")
+    p = as_within(gt_prob, "gt_prob", 0, 1, "try 0.7", ends=False)
     array = as_array(labels, "labels")
     check_finite(array, "labels")
     highest = n if zero_unsure else n - 1
     bad = (array < 0) | (array > highest)
     if array.dtype.kind == "f":
         bad |= array != np.floor(array)
-    if bad.any():
-        index = first_index(bad)
-        remedy = "give unknown pixels the label 0" if zero_unsure else "number labels from 0"
-        raise InputError(
-            f"labels must be whole numbers in 0..{highest}, got {array[index]} at index {index}; "
-            f"raise n_labels or {remedy}."
-        )
+    remedy = "give unknown pixels the label 0" if zero_unsure else "number labels from 0"
+    refuse_where(
+        bad, array, f"labels must be whole numbers in 0..{highest}", f"raise n_labels or {remedy}"
+    )
     flat = array.ravel().astype(np.int64) - bool(zero_unsure)
     costs = _costs_of_labels(flat, n, confidence=p, unknown=-1 if zero_unsure else None)
     return np.array(costs.T, FLOAT32, order="C")
@@ -82,13 +78,10 @@ def unary_from_softmax(
             f"sm must have the labels as its first axis, got shape {p.shape}; "
             "pass an array (L, ...)."
         )
-    bad = (p < -_OVERSHOOT) | (p > 1.0 + _OVERSHOOT)
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"sm must hold probabilities, got {p[index]:g} at index {index}; "
-            "apply a softmax to logits first."
-        )
+    refuse_where(
+        (p < -_OVERSHOOT) | (p > 1.0 + _OVERSHOOT), p, "sm must hold probabilities",
+        "apply a softmax to logits first",
+    )
     if scale is not None:
         share = as_scalar(scale, "scale")
         if not 0.0 < share <= 1.0:

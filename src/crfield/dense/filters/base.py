@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._core.threads import without_locks
 from crfield._core.validate import FloatArray, InputError, check_memory
 from crfield.dense.namespace import Array, library_of, row_dots
 
@@ -59,6 +60,7 @@ class KernelOperator(Protocol):
         """K as an (N, N) array; small N only."""
 
 
+@without_locks
 class NormalizedOperator:
     """K~ = diag(post) K diag(pre) around a symmetric K of arrays or tensors that a subclass has.
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core import _native
-from crfield._core.threads import thread_count
+from crfield._core.threads import thread_count, without_locks
 from crfield._core.validate import FloatArray, as_count, check_memory
 from crfield.graphs.chains import Chains, Doubles, Labels, edge_starts, energies_of
 from crfield.graphs.results import NO_RESIDUALS, Ranked, Result, certain
@@ -23,6 +23,7 @@ from crfield.graphs.settings import InferSettings
 _MOST_BLOCKS = 64
 
 
+@without_locks
 @dataclass(frozen=True, eq=False, repr=False)
 class ChainResult(Result):
     """At a temperature above 0 `sums` are known, at 0 `best`, the labels and their energies."""

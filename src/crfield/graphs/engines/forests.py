@@ -11,7 +11,7 @@ from crfield._core.validate import as_count, check_memory
 from crfield.graphs.engines.messages import Messages, infer_forest
 from crfield.graphs.factors import Doubles
 from crfield.graphs.graph import FactorGraph
-from crfield.graphs.results import Labels, Ranked, Result
+from crfield.graphs.results import Labels, Ranked
 
 
 def k_best(graph: FactorGraph, k: int, threads: int | None) -> Ranked:
@@ -66,16 +66,13 @@ class _Part:
     state: int
 
     @classmethod
-    def of(cls, graph: FactorGraph, costs: Doubles, threads: int | None) -> _Part:
+    def of(
+        cls, graph: FactorGraph, costs: Doubles, threads: int | None, best: Labels | None = None
+    ) -> _Part:
+        """What costs leave open; `best` is given where it is known."""
         result = infer_forest(graph, 0.0, costs, threads)
         assert result.min_marginals is not None
-        return cls._with_best(graph, costs, result, result.labels)
-
-    @classmethod
-    def _with_best(
-        cls, graph: FactorGraph, costs: Doubles, result: Result, best: Labels
-    ) -> _Part:
-        assert result.min_marginals is not None
+        best = result.labels if best is None else best
         others = result.min_marginals.astype(np.float64)
         others[np.arange(len(best)), best] = np.inf
         variable, state = np.unravel_index(int(np.argmin(others)), others.shape)
@@ -90,6 +87,4 @@ class _Part:
         inside[start:end] = np.inf
         inside[start + self.state] = self.costs[start + self.state]
         outside[start + self.state] = np.inf
-        return _Part.of(graph, inside, threads), _Part._with_best(
-            graph, outside, infer_forest(graph, 0.0, outside, threads), self.best
-        )
+        return _Part.of(graph, inside, threads), _Part.of(graph, outside, threads, self.best)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from crfield._core import _native
-from crfield._core.threads import thread_count
+from crfield._core.threads import thread_count, without_locks
 from crfield._core.validate import FloatArray, InputError, as_count, check_memory
 from crfield.graphs.factors import Doubles
 from crfield.graphs.graph import FactorGraph
@@ -50,6 +50,7 @@ class Passing(Protocol):
         """Of the joint states of graph.factors[group]."""
 
 
+@without_locks
 @dataclass(frozen=True, eq=False, repr=False)
 class GraphResult(Result):
     """Beliefs (N, max L_v) of a factor graph: marginals, at temperature 0 min-marginals."""

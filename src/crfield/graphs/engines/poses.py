@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.threads import thread_count
+from crfield._core.threads import thread_count, without_locks
 from crfield._core.validate import InputError
 from crfield.graphs.results import NO_RESIDUALS, Result, certain
 from crfield.graphs.settings import InferSettings, require_sum_or_max
@@ -33,6 +33,7 @@ class _Gathered(NamedTuple):
     states: dict[int, Indices]
 
 
+@without_locks
 @dataclass(frozen=True, eq=False, repr=False)
 class PoseResult(Result):
     """At temperature 1 marginals and log Z are known, at 0 the labels."""

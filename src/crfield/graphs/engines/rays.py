@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core import _native
-from crfield._core.threads import thread_count
+from crfield._core.threads import thread_count, without_locks
 from crfield._core.validate import (
     FloatArray,
     InputError,
@@ -36,6 +36,7 @@ _DOUBLE = np.dtype(np.float64)
 _MAX_ITER, _TOL = 10, 1e-4
 
 
+@without_locks
 @dataclass(frozen=True, eq=False, repr=False)
 class RayResult(Result):
     """beliefs : (n_voxels,), log-odds as whole numbers."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from crfield._core.atomic import atomic_path
 from crfield._core.validate import InputError, as_count, as_path, check_memory, shown
-from crfield.graphs.conditioning import Whole, of_one_shape, rows_of_costs
-from crfield.graphs.factors import Doubles, Factors, TableFactors
+from crfield.graphs.conditioning import of_one_shape, rows_of_costs
+from crfield.graphs.factors import Doubles, Factors, TableFactors, Whole
 from crfield.graphs.files.numbers import NumberFile, potential_words
 from crfield.graphs.graph import FactorGraph, check_graph
 

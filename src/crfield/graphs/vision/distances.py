@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 
 from crfield._core import _native
 from crfield._core.threads import thread_count
-from crfield._core.validate import InputError, as_array, as_floats, check_memory, first_index
+from crfield._core.validate import (
+    InputError,
+    as_array,
+    as_floats,
+    check_memory,
+    refuse_where,
+)
 
 Doubles = NDArray[np.float64]
 Indices = NDArray[np.int32]
@@ -82,13 +88,10 @@ def as_position_costs(costs: Any, limit: float, remedy: str, name: str = "costs"
     array = as_array(costs, name)
     check_memory(8.0 * array.size, f"{name} of shape {array.shape} as float64", remedy)
     values: Doubles = np.asarray(array, np.float64, order="C")
-    bad = ~((values >= -limit) & ((values <= limit) | (values == np.inf)))
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"{name} must be +inf or within {limit:g} of 0, got {values[index]:g} at index "
-            f"{index}; use inf for what is ruled out."
-        )
+    refuse_where(
+        ~((values >= -limit) & ((values <= limit) | (values == np.inf))), values,
+        f"{name} must be +inf or within {limit:g} of 0", "use inf for what is ruled out",
+    )
     return values
 
 
@@ -97,17 +100,14 @@ def as_springs(weights: Any, offsets: Any) -> tuple[Doubles, Doubles]:
     springs = as_floats(weights, "weights", np.dtype(np.float64))
     steps = as_floats(offsets, "offsets", np.dtype(np.float64))
     bad = ~((springs >= 0) & (springs <= LARGEST_WEIGHT))
-    if bad.any():
-        raise InputError(
-            f"weights must lie between 0 and {LARGEST_WEIGHT:g}, got {springs[bad].flat[0]:g}; "
-            "a weight is 1 / (2 variance) of a distance in pixels."
-        )
-    far = np.abs(steps) > LARGEST_OFFSET
-    if far.any():
-        raise InputError(
-            f"offsets must not exceed {LARGEST_OFFSET:g} in magnitude, got "
-            f"{steps[far].flat[0]:g}; give distances in pixels."
-        )
+    refuse_where(
+        bad, springs, f"weights must lie between 0 and {LARGEST_WEIGHT:g}",
+        "a weight is 1 / (2 variance) of a distance in pixels",
+    )
+    refuse_where(
+        np.abs(steps) > LARGEST_OFFSET, steps,
+        f"offsets must not exceed {LARGEST_OFFSET:g} in magnitude", "give distances in pixels",
+    )
     return np.asarray(springs, np.float64), np.asarray(steps, np.float64)
 
 

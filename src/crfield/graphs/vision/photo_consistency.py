@@ -23,7 +23,7 @@ from crfield._core.validate import (
     as_array,
     as_count,
     as_floats,
-    as_scalar,
+    as_not_negative,
     check_memory,
     shown,
 )
@@ -70,7 +70,7 @@ def correlate_windows(
             f"first and second must be images (H, W) of one shape, got {a.shape} and {b.shape}; "
             "bring one of them to the shape of the other."
         )
-    return _Windows(a, as_count(radius, "radius", 1), _as_noise(noise)).correlate(b)
+    return _Windows(a, radius, noise).correlate(b)
 
 
 def sweep_planes(
@@ -106,7 +106,7 @@ def sweep_planes(
             f"{planes.min(initial=0.0):g} as the least; give depths in front of the camera."
         )
     count = (len(sides) + 1) // 2 if n_best is None else as_count(n_best, "n_best", 1, len(sides))
-    windows = _Windows(gray, as_count(radius, "radius", 1), _as_noise(noise))
+    windows = _Windows(gray, radius, noise)
     maps = [_plane_maps(camera, other) for other, _ in pairs]
     check_memory(
         4.0 * gray.size * (len(planes) + 2 * len(sides)), f"A sweep of {len(planes)} planes",
@@ -200,7 +200,8 @@ class _Windows:
     """The windows of one image (H, W), to be compared with those of others."""
 
     def __init__(self, image: FloatArray, radius: int, noise: float):
-        self.radius, self.noise = radius, noise
+        self.radius = as_count(radius, "radius", 1)
+        self.noise = as_not_negative(noise, "noise", "use 0 for none")
         self.count = self._sum(np.ones_like(image))
         self.image, self.mean, self.variance = self._moments(image)
 
@@ -277,10 +278,3 @@ def _as_view(camera: Camera, image: Any, name: str) -> FloatArray:
             "levels (H, W), and scale the projection with the image."
         )
     return gray
-
-
-def _as_noise(noise: Any) -> float:
-    value = as_scalar(noise, "noise")
-    if value < 0:
-        raise InputError(f"noise must not be negative, got {value:g}; use 0 for none.")
-    return value

@@ -26,7 +26,7 @@ from crfield._core.validate import (
     as_positive,
     as_scalar,
     check_memory,
-    first_index,
+    refuse_where,
 )
 from crfield.graphs.vision.distances import Doubles, as_position_costs, as_springs, check_grid
 from crfield.graphs.vision.springs import DEPENDENCES, Indices, as_examples, fit_springs
@@ -290,11 +290,9 @@ def _as_pose(
     for name, values, limits in (
         ("positions", places, np.array(grid)), ("orientations", turns, np.array(n_orientations))
     ):
-        bad = (values < 0) | (values >= limits)
-        if bad.any():
-            index = first_index(bad)
-            raise InputError(
-                f"{name} must be at least 0 and less than {limits.tolist()}, got {values[index]} "
-                f"at index {index}; leave out poses beyond the grid."
-            )
+        refuse_where(
+            (values < 0) | (values >= limits), values,
+            f"{name} must be at least 0 and less than {limits.tolist()}",
+            "leave out poses beyond the grid",
+        )
     return places.astype(np.int64), turns.astype(np.int64)

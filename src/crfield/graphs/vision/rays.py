@@ -23,7 +23,7 @@ from crfield._core.validate import (
     as_count,
     as_floats,
     check_memory,
-    first_index,
+    refuse_where,
 )
 from crfield.graphs.vision.voxels import MOST_VOXELS, VoxelGrid
 
@@ -71,9 +71,10 @@ class RayModel:
             values.setflags(write=False)  # compiled code relies on what was checked
         self._log_odds = np.log(self.prior) - np.log1p(-self.prior)
         degree = _largest_degree(self.offsets, self.voxels, self.n_voxels)
-        self._bits = _fixed_point_bits(
-            degree * _native.LARGEST_LOG_ODDS + float(np.abs(self._log_odds).max()) + 1
-        )
+        # Log-odds are summed as whole numbers, with so many binary digits after the point that
+        # the largest sum fits into 63 bits.
+        largest = degree * _native.LARGEST_LOG_ODDS + float(np.abs(self._log_odds).max()) + 1
+        self.bits = 61 - math.ceil(math.log2(largest))
 
     @property
     def n_rays(self) -> int:
@@ -95,16 +96,11 @@ class RayModel:
 
     def fixed_prior(self) -> NDArray[np.int64]:
         """The log-odds of the prior as whole numbers (n_voxels,), in units of 2^-bits."""
-        return np.asarray(np.rint(np.ldexp(self._log_odds, self._bits)), np.int64)
+        return np.asarray(np.rint(np.ldexp(self._log_odds, self.bits)), np.int64)
 
     def log_odds(self, fixed: NDArray[np.int64]) -> NDArray[np.float64]:
         """Whole numbers `fixed` (n_voxels,) as log-odds, in the grid's shape."""
-        return np.ldexp(fixed.astype(np.float64), -self._bits).reshape(self.shape)
-
-    @property
-    def bits(self) -> int:
-        """Binary digits after the point of log-odds that are summed as whole numbers."""
-        return self._bits
+        return np.ldexp(fixed.astype(np.float64), -self.bits).reshape(self.shape)
 
     def __repr__(self) -> str:
         return f"RayModel({self.n_voxels} voxels, {self.n_rays} rays)"
@@ -219,19 +215,11 @@ def _as_prior(prior: Any, n_voxels: int, shape: tuple[int, ...]) -> NDArray[np.f
             f"{given.shape}; match the grid."
         )
     bad = ~((given >= LEAST_PRIOR) & (given < 1))
-    if bad.any():
-        where = f" at index {first_index(bad)}" if given.ndim else ""
-        raise InputError(
-            f"prior must be at least {LEAST_PRIOR:g} and less than 1, got "
-            f"{given[bad].flat[0]:g}{where}; use a small probability instead of 0 and one near 1 "
-            "instead of 1."
-        )
+    refuse_where(
+        bad, given, f"prior must be at least {LEAST_PRIOR:g} and less than 1",
+        "use a small probability instead of 0 and one near 1 instead of 1",
+    )
     return np.array(np.broadcast_to(given.reshape(-1), (n_voxels,)))
-
-
-def _fixed_point_bits(largest_sum: float) -> int:
-    """Binary digits after the point with which sums of this size fit into 63 bits."""
-    return 61 - math.ceil(math.log2(largest_sum))
 
 
 def _as_whole(values: Any, name: str) -> NDArray[Any]:
@@ -248,9 +236,7 @@ def _as_whole(values: Any, name: str) -> NDArray[Any]:
 
 def _check_range(values: FloatArray, name: str) -> None:
     bad = ~((values >= 0) & (values <= LARGEST_SCORE))
-    if bad.any():
-        where = f" at index {first_index(bad)}" if values.ndim else ""
-        raise InputError(
-            f"{name} must lie between 0 and {LARGEST_SCORE:g}, got {values[bad].flat[0]:g}{where}; "
-            "scores are likelihoods: exponentiate logarithms and scale each ray as you like."
-        )
+    refuse_where(
+        bad, values, f"{name} must lie between 0 and {LARGEST_SCORE:g}",
+        "scores are likelihoods: exponentiate logarithms and scale each ray as you like",
+    )

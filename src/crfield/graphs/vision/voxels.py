@@ -21,6 +21,7 @@ from crfield._core.validate import (
     as_positive,
     as_scalar,
     check_memory,
+    refuse_where,
     shown,
 )
 
@@ -80,11 +81,10 @@ class VoxelGrid:
                 "a voxel along each axis."
             )
         bad = (size < LEAST_LENGTH) | (size > LARGEST_LENGTH)
-        if bad.any():
-            raise InputError(
-                f"spacing must lie between {LEAST_LENGTH:g} and {LARGEST_LENGTH:g}, got "
-                f"{size[bad].flat[0]:g}; use another unit of length."
-            )
+        refuse_where(
+            bad, size, f"spacing must lie between {LEAST_LENGTH:g} and {LARGEST_LENGTH:g}",
+            "use another unit of length",
+        )
         self.spacing: Float64 = np.broadcast_to(size, (3,)).copy()
         for values in (self.origin, self.spacing):
             values.setflags(write=False)

@@ -2,7 +2,6 @@
 
 from crfield.learning.baselines.generative import generative_kernel
 from crfield.learning.baselines.likelihood import approximate_likelihood, likelihood_gradient
-from crfield.learning.baselines.piecewise import piecewise
 from crfield.learning.baselines.scoring import METRICS
 from crfield.learning.baselines.search import (
     Searched,
@@ -13,6 +12,7 @@ from crfield.learning.baselines.search import (
     potts_grid,
     random_search,
 )
+from crfield.learning.baselines.stages import piecewise
 
 __all__ = [
     "METRICS",

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from crfield._core.optimize import Vector
 from crfield._core.validate import InputError, as_count, as_scalar
 from crfield.dense.compatibility import Potts
-from crfield.dense.inference import Inference
 from crfield.dense.kernels import Kernel
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import observe
 from crfield.dense.pairwise import Pairwise
-from crfield.learning.baselines.search import SearchCallback, Searched, grid_search
+from crfield.learning.baselines.search import Searched, grid_search
 from crfield.learning.losses import VOID
 from crfield.learning.objective import Example, check_example, spacing_of
 from crfield.metrics import as_label_map
@@ -42,10 +41,7 @@ def generative_kernel(
     pairs: int = 10_000,
     weights: Iterable[float] = DEFAULT_WEIGHTS,
     seed: int = 0,
-    inference: Inference | None = None,
-    metric: str = "iou",
-    n_jobs: int = 1,
-    callback: SearchCallback | None = None,
+    **options: Any,
 ) -> Searched:
     """Estimate one kernel's widths from pairs with equal labels, then search its Potts weight.
 
@@ -59,7 +55,7 @@ def generative_kernel(
     pairs : random pairs of pixels per image; all pairs with one label are equally likely, pixels
         without a label are in none.
     weights : Potts weights to try.
-    seed : of the pairs; the other arguments are those of `grid_search`.
+    seed : of the pairs; `examples` and all other `options` are those of `grid_search`.
     """
     if not model.terms:
         raise InputError("model must have pairwise terms, got none; add a Pairwise to estimate.")
@@ -78,10 +74,7 @@ def generative_kernel(
         terms[number] = Pairwise(kernel, Potts(weight), chosen.weight)
         return dataclasses.replace(model, terms=terms)
 
-    return grid_search(
-        map(with_weight, strengths), examples, inference=inference, metric=metric, n_jobs=n_jobs,
-        callback=callback,
-    )
+    return grid_search(map(with_weight, strengths), examples, **options)
 
 
 def estimate_widths(

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from crfield._core.optimize import Stopped, Vector
-from crfield._core.validate import InputError, as_choice, as_count, as_positive, as_scalar, shown
+from crfield._core.validate import (
+    InputError,
+    as_choice,
+    as_count,
+    as_positive_number,
+    as_scalar,
+    shown,
+)
 from crfield.dense.compatibility import Potts
 from crfield.dense.inference import Inference
 from crfield.dense.kernels import Bilateral, Kernel, Spatial
@@ -90,15 +97,12 @@ def random_search(
     *,
     n_candidates: int = 50,
     seed: int = 0,
-    inference: Inference | None = None,
-    metric: str = "iou",
-    n_jobs: int = 1,
-    callback: SearchCallback | None = None,
+    **options: Any,
 ) -> Searched:
     """`grid_search` over models that sampler(rng) draws, for example one from `perturbed`.
 
-    n_candidates, seed : how many are drawn, and from which random numbers; the other arguments are
-        those of `grid_search`.
+    n_candidates, seed : how many are drawn, and from which random numbers; `examples` and all
+        other `options` are those of `grid_search`.
     """
     if not callable(sampler):
         raise InputError(
@@ -107,9 +111,7 @@ def random_search(
         )
     rng = np.random.default_rng(seed)
     drawn = (sampler(rng) for _ in range(as_count(n_candidates, "n_candidates")))
-    return grid_search(
-        drawn, examples, inference=inference, metric=metric, n_jobs=n_jobs, callback=callback
-    )
+    return grid_search(drawn, examples, **options)
 
 
 def local_search(
@@ -141,7 +143,7 @@ def local_search(
             "local_search needs SciPy, which is not installed; pip install crfield[learn], or use "
             "random_search."
         ) from None
-    size = float(as_positive(as_scalar(spread, "spread"), "spread"))
+    size = as_positive_number(spread, "spread")
     budget = as_count(max_evaluations, "max_evaluations")
     parameters = _parameters(model, learn)
     start = parameters.start

@@ -8,7 +8,7 @@ float64, so that long chains lose nothing in float32.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -220,6 +220,20 @@ class _Ordered:
         """Which edges above a level exist, (B, n, 1)."""
         return None if self.joined is None else self.of_edges(self.joined, level)
 
+    def climb(
+        self, values: Tensor, send: Callable[[Level, Tensor], Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """From the leaves to the roots: of each level the rows of `values` plus what came from
+        below, and what it sends to the level above, send(level, rows); of the roots nothing.
+        """
+        found = [self.of_nodes(values, level) for level in self.levels]
+        sent = list(found)
+        for d in range(len(self.levels) - 1, 0, -1):
+            level, above = self.levels[d], self.levels[d - 1]
+            sent[d] = send(level, found[d])
+            found[d - 1] = found[d - 1] + level.add_above(sent[d], above.stop - above.start)
+        return found, sent
+
     def to_nodes(self, values: Tensor) -> Tensor:
         """Back in the order of the nodes."""
         places = self.schedule.node_places
@@ -273,32 +287,23 @@ def _upward(
     ordered: _Ordered, scores: Tensor, tables: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Of each level the scores of its nodes with all below, and messages to the level above."""
-    levels = ordered.levels
-    beliefs, messages = [scores] * len(levels), [scores] * len(levels)
     totals = []
-    incoming: Tensor | None = None
-    for d in range(len(levels) - 1, -1, -1):
-        level = levels[d]
-        own = ordered.of_nodes(scores, level)
-        beliefs[d] = own if incoming is None else own + incoming
-        if d == 0:
-            break
-        message = torch.logsumexp(
-            beliefs[d][..., None, :] - ordered.of_edges(tables, level), -1
-        )
+
+    def send(level: Level, own: Tensor) -> Tensor:
+        message = torch.logsumexp(own[..., None, :] - ordered.of_edges(tables, level), -1)
         shift = message.amax(-1, keepdim=True)
         message = message - shift
         joined = ordered.is_joined(level)
         if joined is not None and ordered.exists is not None:
             message = message.where(joined, 0.0)
             # Without its edge an existing node is the root of what is below it.
-            alone = torch.logsumexp(beliefs[d], -1, keepdim=True)
+            alone = torch.logsumexp(own, -1, keepdim=True)
             exists = ordered.of_nodes(ordered.exists, level)[..., None]
             shift = torch.where(joined, shift, alone * exists)
         totals.append(shift[..., 0])
-        messages[d] = message
-        above = levels[d - 1]
-        incoming = level.add_above(message, above.stop - above.start)
+        return message
+
+    beliefs, messages = ordered.climb(scores, send)
     roots = torch.logsumexp(beliefs[0], -1)
     if ordered.exists is not None:
         roots = roots * ordered.exists[:, : ordered.n_roots]
@@ -309,25 +314,20 @@ def minimize_forest(structure: Structure, costs: Tensor, tables: Tensor) -> Tens
     """Labels (B, T) of least energy, -1 for nodes that do not exist."""
     ordered = _Ordered(structure, costs.device)
     costs, tables, levels = ordered.nodes(costs), ordered.edges(tables), ordered.levels
-    beliefs, choices = [costs] * len(levels), [costs] * len(levels)
-    incoming: Tensor | None = None
-    for d in range(len(levels) - 1, -1, -1):
-        level = levels[d]
-        own = ordered.of_nodes(costs, level)
-        beliefs[d] = own if incoming is None else own + incoming
-        if d == 0:
-            break
-        pairs = beliefs[d][..., None, :] + ordered.of_edges(tables, level)
-        message, choices[d] = pairs.min(-1)
+    choices: list[Tensor] = []  # of the deepest level first
+
+    def send(level: Level, own: Tensor) -> Tensor:
+        message, choice = (own[..., None, :] + ordered.of_edges(tables, level)).min(-1)
+        choices.append(choice)
         message = message - message.amin(-1, keepdim=True)
         joined = ordered.is_joined(level)
-        message = message if joined is None else message.where(joined, 0.0)
-        above = levels[d - 1]
-        incoming = level.add_above(message, above.stop - above.start)
+        return message if joined is None else message.where(joined, 0.0)
+
+    beliefs, _ = ordered.climb(costs, send)
     labels = beliefs[0].argmin(-1)
     parts = [labels]
     for d, level in enumerate(levels[1:], 1):
-        labels = choices[d].gather(-1, level.from_above(labels)[..., None])[..., 0]
+        labels = choices[-d].gather(-1, level.from_above(labels)[..., None])[..., 0]
         joined = ordered.is_joined(level)
         if joined is not None:
             labels = labels.where(joined[..., 0], beliefs[d].argmin(-1))
@@ -354,23 +354,20 @@ def differentiate_marginals(
     given_child = edges / edges.sum(-2, keepdim=True).clamp_min(tiny)
     from_edge_up = (given_parent * by_edges).sum(-1)
     from_edge_down = (given_child * by_edges).sum(-2)
-    levels = ordered.levels
+
     # E[what a node and all below it collect | its label], and of that what its parent's label tells
-    below, sent = [nodes] * len(levels), [nodes] * len(levels)
-    incoming: Tensor | None = None
-    for d in range(len(levels) - 1, -1, -1):
-        level = levels[d]
-        own = ordered.of_nodes(by_nodes, level)
-        own = own if incoming is None else own + incoming
-        below[d] = _centered(own, ordered.of_nodes(nodes, level))
-        if d == 0:
-            break
-        expected = (ordered.of_edges(given_parent, level) * below[d][..., None, :]).sum(-1)
-        sent[d] = expected + ordered.of_edges(from_edge_up, level)
-        above = levels[d - 1]
-        incoming = level.add_above(sent[d], above.stop - above.start)
+    below: list[Tensor] = []
+
+    def send(level: Level, own: Tensor) -> Tensor:
+        below.append(_centered(own, ordered.of_nodes(nodes, level)))
+        expected = (ordered.of_edges(given_parent, level) * below[-1][..., None, :]).sum(-1)
+        return expected + ordered.of_edges(from_edge_up, level)
+
+    (roots, *_), sent = ordered.climb(by_nodes, send)
+    below.append(_centered(roots, ordered.of_nodes(nodes, ordered.levels[0])))
+    below.reverse()
     total, rests = [below[0]], [below[0]]
-    for d, level in enumerate(levels[1:], 1):
+    for d, level in enumerate(ordered.levels[1:], 1):
         rests.append(level.from_above(total[-1]) - sent[d])
         expected = (ordered.of_edges(given_child, level) * rests[d][..., None]).sum(-2)
         everything = below[d] + expected + ordered.of_edges(from_edge_down, level)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crfield._core.validate import InputError, as_array, check_magnitude, first_index
+from crfield._core.validate import InputError, as_array, check_magnitude, first_index, refuse_where
 from crfield.nn.structured.forests import Structure, as_forest, chain_forest
 from crfield.nn.tensors import can_look, check_finite_tensor, check_tensor
 
@@ -174,13 +174,11 @@ def check_range(states: Tensor, n_labels: int) -> None:
     """Refuse labels that do not exist, where that can be seen without waiting."""
     if not can_look(states):
         return
-    bad = ((states < 0) | (states >= n_labels)).numpy()
-    if bad.any():
-        index = first_index(bad)
-        raise InputError(
-            f"labels must lie between 0 and {n_labels - 1}, got {int(states[index])} at index "
-            f"{index}; number the labels from 0."
-        )
+    values = states.numpy()
+    refuse_where(
+        (values < 0) | (values >= n_labels), values,
+        f"labels must lie between 0 and {n_labels - 1}", "number the labels from 0",
+    )
 
 
 def reduce(values: Tensor, reduction: str, n_nodes: Tensor | int) -> Tensor:

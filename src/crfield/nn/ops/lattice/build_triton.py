@@ -21,7 +21,7 @@ from torch import Tensor
 from crfield.nn.ops.lattice.build import KeyLayout, Structure, axis_scales
 from crfield.nn.ops.launch import cdiv, launch, next_power_of_two
 
-# Where the hash table starts: real images have some fifteen points a vertex.
+# Where the hash table starts: real images have some fifteen points per vertex.
 START_SLOTS_PER_POINT = 0.5
 START_SLOTS = 4096
 _GROWTH = 8

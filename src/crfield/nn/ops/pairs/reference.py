@@ -2,7 +2,7 @@
 
 (K x)_i = sum_j k(f_i, f_j) x_j with k(f, g) = exp(-|f - g|^2 / 2), j over the points of i's image.
 Points are sorted along a curve through feature space and cut into tiles; pairs of tiles that are
-far apart are left out. The sums over the rest run in Triton (`_pair_kernels`) or in plain torch.
+far apart are left out. The sums over the rest run in Triton (`triton.py`) or in plain torch.
 """
 
 from __future__ import annotations

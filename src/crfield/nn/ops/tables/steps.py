@@ -2,7 +2,7 @@
 
 As in the compiled core, a program slices the blurred tables of one or two terms for its points,
 makes the new marginals while they are in registers, and splats them into fresh tables. The readable
-form is `_tensor_run.TensorRun`.
+form is `crfield.dense.problem.Problem`.
 """
 
 # Triton has no types to check kernels by.

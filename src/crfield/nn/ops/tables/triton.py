@@ -19,7 +19,7 @@ from torch import Tensor
 from crfield.nn.ops.launch import cdiv, launch, next_power_of_two
 from crfield.nn.ops.tables.reference import SortedEntries
 
-_TILE = 1024  # numbers a program works on: four warps, eight numbers a lane
+_TILE = 1024  # numbers per program: four warps, eight numbers per lane
 _SIZES = ["n_points", "n_columns", "n_quads"]  # one compiled kernel serves all of them
 
 

@@ -1,0 +1,83 @@
+"""Every optimizer on a function whose least value is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from crfield._core.optimize import OPTIMIZERS, Adam, Batches, minimize
+from refusal import refusal
+
+pytest.importorskip("scipy")
+
+TARGETS = np.array([[1.0, -2.0, 30.0], [3.0, 0.0, 50.0], [2.0, -1.0, 10.0], [2.0, -1.0, 30.0]])
+SCALE = np.array([1.0, 1.0, 10.0])
+
+
+def evaluate(x, indices):
+    """Mean squared distance to some of the targets, in units of the scale."""
+    away = (x - TARGETS[slice(None) if indices is None else indices]) / SCALE
+    return float((away**2).sum(1).mean()), 2 * away.mean(0) / SCALE
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_least_value_is_found_and_every_iterate_is_seen(optimizer):
+    seen = []
+    minimize(
+        evaluate, np.zeros(3), optimizer, max_iter=200, callback=lambda x: seen.append(x) or False,
+        batches=Batches(4, batch_size=4, step_size=0.1), scale=SCALE,
+    )
+    np.testing.assert_allclose(seen[-1], TARGETS.mean(0), rtol=1e-3)
+    if optimizer in ("adam", "sgd"):
+        assert len(seen) == 200
+    assert evaluate(seen[0], None)[0] < evaluate(np.zeros(3), None)[0]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_callback_and_max_iter_end_it(optimizer):
+    for most, asked in ((3, 9), (9, 2)):
+        seen = []
+        minimize(
+            lambda x, i: (float((x**4).sum() + x.sum()), 4 * x**3 + 1), np.full(2, 3.0), optimizer,
+            max_iter=most, callback=lambda x, n=asked, s=seen: s.append(x) or len(s) == n,
+            batches=Batches(1, step_size=0.01),
+        )
+        assert len(seen) == min(most, asked)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_mini_batches_cover_the_examples_in_an_order_of_the_seed(optimizer):
+    def order(seed):
+        asked = []
+        minimize(
+            lambda x, i: asked.append(i) or evaluate(x, i), np.zeros(3), optimizer, max_iter=2,
+            callback=lambda x: False, batches=Batches(4, batch_size=3, seed=seed),
+        )
+        return asked
+
+    batches = order(0)
+    assert [len(batch) for batch in batches] == [3, 1, 3, 1]
+    assert sorted(batches[0] + batches[1]) == sorted(batches[2] + batches[3]) == [0, 1, 2, 3]
+    assert order(0) == batches != order(1)
+
+
+def test_adam_is_that_of_its_paper():
+    """Kingma and Ba 2015, algorithm 1, written out."""
+    rng = np.random.default_rng(0)
+    state = Adam(0, np.zeros(2), np.zeros(2), 1e-8)
+    m = v = np.zeros(2)
+    for t in range(1, 6):
+        g = rng.normal(size=2)
+        state, change = state.step(g, 0.01)
+        m, v = 0.9 * m + (1 - 0.9) * g, 0.999 * v + (1 - 0.999) * g**2
+        wanted = 0.01 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        np.testing.assert_allclose(change, wanted, rtol=1e-12)
+    assert state.n_steps == 5
+
+
+def test_an_optimizer_that_does_not_exist_is_refused():
+    message = refusal(
+        minimize, evaluate, np.zeros(3), "newton", max_iter=1, callback=bool, batches=Batches(4)
+    )
+    assert "optimizer" in message
+    assert "'lbfgs'" in message
