@@ -121,9 +121,9 @@ def grid_matrix(features):
 
 
 def softmax(x):
-    """Rows of exp(x), normalized."""
-    e = np.exp(x - x.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
+    """exp(x), normalized along the last axis."""
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
 
 
 def enumerate_states(n, n_labels):

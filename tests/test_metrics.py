@@ -14,6 +14,7 @@ from crfield.metrics import (
     pixel_accuracy,
     trimap_confusion,
 )
+from refusal import refusal
 
 TRUTH = np.array([[0, 0, 1], [1, 1, 255]], np.uint8)
 PREDICTED = np.array([[0, 1, 1], [1, 0, 0]], np.uint8)
@@ -93,9 +94,9 @@ def test_perfect_prediction_scores_one(case):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([0, 1], [0, 1, 1], 2), r"one shape, got \(2,\) and \(3,\)"),
-        (([0, 2], [0, 1], 2), r"truth must hold labels from 0 to 1, got 2 at index \(1,\)"),
-        (([0, 1], [-1, 1], 2), r"predicted must hold labels from 0 to 1, got -1 at index \(0,\)"),
+        (([0, 1], [0, 1, 1], 2), "one shape, got (2,) and (3,)"),
+        (([0, 2], [0, 1], 2), "truth must hold labels from 0 to 1, got 2 at index (1,)"),
+        (([0, 1], [-1, 1], 2), "predicted must hold labels from 0 to 1, got -1 at index (0,)"),
         (([0, 1], [0, 255], 2), r"predicted must hold labels from 0 to 1, got 255"),
         (([0.0, 1.0], [0, 1], 2), r"truth must hold whole numbers, got dtype float64"),
         (([0, 1], [0, 1], 0), r"n_labels must be at least 1, got 0"),
@@ -103,22 +104,20 @@ def test_perfect_prediction_scores_one(case):
     ],
 )
 def test_wrong_label_maps_are_explained(arguments, message):
-    with pytest.raises(InputError, match=message):
-        confusion_matrix(*arguments)
+    assert message in refusal(confusion_matrix, *arguments)
 
 
 @pytest.mark.parametrize("score", [iou_per_label, mean_iou, pixel_accuracy, class_accuracy])
 @pytest.mark.parametrize(
     ("confusion", "message"),
     [
-        (np.zeros((2, 3), int), r"square matrix \(L, L\), got shape \(2, 3\)"),
+        (np.zeros((2, 3), int), "square matrix (L, L), got shape (2, 3)"),
         (np.array([[1, -1], [0, 1]]), "at least zero"),
         (np.array([[1.0, np.nan], [0.0, 1.0]]), "at least zero"),
     ],
 )
 def test_wrong_confusions_are_explained(score, confusion, message):
-    with pytest.raises(InputError, match=message):
-        score(confusion)
+    assert message in refusal(score, confusion)
 
 
 def trimap_pixel_by_pixel(truth, width, void):

@@ -38,16 +38,19 @@ def app():
         yield running
 
 
+def connect(app):
+    address = urlsplit(app.url)
+    return contextlib.closing(
+        http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    )
+
+
 def ask(app, method, path, body=None, headers=OWN):
     """Status, headers and body of an answer."""
-    address = urlsplit(app.url)
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
-    try:
+    with connect(app) as connection:
         connection.request(method, path, body, dict(headers))
         answer = connection.getresponse()
         return answer.status, answer.headers, answer.read()
-    finally:
-        connection.close()
 
 
 def told(app, method, path, body=None, headers=OWN):
@@ -109,6 +112,27 @@ def refined(app, key, scribbles, **settings):
     return json.loads(last[4 : 4 + length]), planes, [json.loads(p) for _, p in progress]
 
 
+def refused_work(app, key, scribbles, **settings):
+    """The error that is the one frame of a refinement's stream."""
+    body = packed(scribbles, **settings)
+    ((_, frame),) = frames(ask(app, "POST", f"/api/images/{key}/refine", body)[2])
+    return json.loads(frame)["error"]
+
+
+def picture(app, key, name):
+    """The pixels of one of the pictures of an image."""
+    return np.asarray(Image.open(io.BytesIO(ask(app, "GET", f"/api/images/{key}/{name}")[2])))
+
+
+def mask_of_script(app, key, folder, monkeypatch, **files):
+    """What the script of an image writes in a folder with these pictures and arrays."""
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    monkeypatch.chdir(folder)
+    exec(compile(ask(app, "GET", f"/api/images/{key}/snippet.py")[2], "snippet", "exec"), {})
+    return np.array(Image.open("mask.png"))
+
+
 def opened(app):
     """A small photo that is open, with scribbles for two labels."""
     sample = load_sample("camera")
@@ -155,17 +179,11 @@ def test_refinement_equals_the_library(app):
 def test_saved_files_and_script_make_the_same_mask(app, tmp_path, monkeypatch):
     key, image, scribbles = opened(app)
     refined(app, key, scribbles, n_labels=2, algorithm="cccp", spatial=None, strength=0.25)
-    base = f"/api/images/{key}"
-    files = {n: ask(app, "GET", f"{base}/{n}")[2] for n in ("mask.png", "scribbles.png")}
-    mask = np.asarray(Image.open(io.BytesIO(files["mask.png"])))
-    for name, content in {**files, "photo.png": as_png(image)}.items():
-        (tmp_path / name).write_bytes(content)
-    (tmp_path / "mask.png").unlink()
-    monkeypatch.chdir(tmp_path)
-    exec(compile(ask(app, "GET", f"{base}/snippet.py")[2], "snippet", "exec"), {})
-    assert np.array_equal(np.asarray(Image.open("mask.png")), mask)
-    overlay = Image.open(io.BytesIO(ask(app, "GET", f"{base}/overlay.png")[2]))
-    assert overlay.size == image.shape[1::-1]
+    painted = ask(app, "GET", f"/api/images/{key}/scribbles.png")[2]
+    files = {"photo.png": as_png(image), "scribbles.png": painted}
+    found = mask_of_script(app, key, tmp_path, monkeypatch, **files)
+    assert np.array_equal(found, picture(app, key, "mask.png"))
+    assert picture(app, key, "overlay.png").shape[:2] == image.shape[:2]
 
 
 def test_a_label_map_is_trusted_as_far_as_the_slider_says(app):
@@ -186,17 +204,13 @@ def test_a_mask_of_0_and_255_has_two_labels(app, tmp_path, monkeypatch):
     key, image, scribbles = opened(app)
     values = np.zeros(image.shape[:2], np.uint8)
     values[20:60, 30:90] = 255
-    path = f"/api/images/{key}"
-    answer = told(app, "POST", f"{path}/initial?kind=labels&name=map.png", as_png(values))
-    assert answer["names"] == ["0", "255"]
+    path = f"/api/images/{key}/initial?kind=labels&name=map.png"
+    assert told(app, "POST", path, as_png(values))["names"] == ["0", "255"]
     refined(app, key, np.full_like(scribbles, 255), source="initial", max_iter=2)
-    mask = np.asarray(Image.open(io.BytesIO(ask(app, "GET", f"{path}/mask.png")[2])))
+    mask = picture(app, key, "mask.png")
     assert set(np.unique(mask)) == {0, 255}
-    (tmp_path / "photo.png").write_bytes(as_png(image))
-    (tmp_path / "map.png").write_bytes(as_png(values))
-    monkeypatch.chdir(tmp_path)
-    exec(compile(ask(app, "GET", f"{path}/snippet.py")[2], "snippet", "exec"), {})
-    assert np.array_equal(np.asarray(Image.open("mask.png")), mask)
+    files = {"photo.png": as_png(image), "map.png": as_png(values)}
+    assert np.array_equal(mask_of_script(app, key, tmp_path, monkeypatch, **files), mask)
 
 
 @pytest.mark.parametrize("kind", ["labels", "probabilities"])
@@ -216,19 +230,14 @@ def test_start_from_a_segmentation(app, kind, tmp_path, monkeypatch):
     assert answer["n_labels"] == 2
     assert answer["names"] == (["3", "7"] if kind == "labels" else ["0", "1"])
     _, planes, _ = refined(app, key, scribbles, source="initial", max_iter=5)
-    mask = np.asarray(Image.open(io.BytesIO(ask(app, "GET", f"/api/images/{key}/mask.png")[2])))
+    mask = picture(app, key, "mask.png")
     assert np.array_equal(mask, np.array([3, 7])[planes[0]] if kind == "labels" else planes[0])
     assert (planes[0][scribbles == 1] == 1).all()
-    (tmp_path / "photo.png").write_bytes(as_png(image))
-    (tmp_path / name).write_bytes(data)
-    (tmp_path / "scribbles.png").write_bytes(as_png(scribbles))
-    monkeypatch.chdir(tmp_path)
-    exec(compile(ask(app, "GET", f"/api/images/{key}/snippet.py")[2], "snippet", "exec"), {})
-    assert np.array_equal(np.asarray(Image.open("mask.png")), mask)
+    files = {"photo.png": as_png(image), name: data, "scribbles.png": as_png(scribbles)}
+    assert np.array_equal(mask_of_script(app, key, tmp_path, monkeypatch, **files), mask)
     told(app, "DELETE", f"/api/images/{key}/initial")
-    body = packed(scribbles, source="initial")
-    content = ask(app, "POST", f"/api/images/{key}/refine", body)[2]
-    assert "no segmentation to start from" in json.loads(frames(content)[0][1])["error"]
+    error = refused_work(app, key, scribbles, source="initial")
+    assert "no segmentation to start from" in error
 
 
 def test_learned_model(app, tmp_path, monkeypatch):
@@ -246,24 +255,17 @@ def test_learned_model(app, tmp_path, monkeypatch):
     unary = crfield.unary_from_scribbles(image, scribbles, 2)
     expected = model.infer(image, unary, max_iter=Settings().max_iter)
     assert np.array_equal(planes[0], expected.labels)
-    (tmp_path / "photo.png").write_bytes(as_png(image))
-    (tmp_path / "scribbles.png").write_bytes(as_png(scribbles))
-    monkeypatch.chdir(tmp_path)
-    exec(compile(ask(app, "GET", f"/api/images/{key}/snippet.py")[2], "snippet", "exec"), {})
-    assert np.array_equal(np.asarray(Image.open("mask.png")), planes[0])
-    content = ask(app, "POST", f"/api/images/{key}/refine",
-                  packed(scribbles, n_labels=3, model=answer["id"]))[2]
-    assert "the model has 2 labels" in json.loads(frames(content)[-1][1])["error"]
+    files = {"photo.png": as_png(image), "scribbles.png": as_png(scribbles)}
+    assert np.array_equal(mask_of_script(app, key, tmp_path, monkeypatch, **files), planes[0])
+    error = refused_work(app, key, scribbles, n_labels=3, model=answer["id"])
+    assert "the model has 2 labels" in error
 
 
 def test_samples_come_with_scribbles(app):
     answer = told(app, "POST", "/api/samples/coffee")
     assert answer["scribbles"]
     assert answer["names"][3] == "cup"
-    painted = Image.open(
-        io.BytesIO(ask(app, "GET", f"/api/images/{answer['id']}/scribbles.png")[2])
-    )
-    labels = np.asarray(painted)
+    labels = picture(app, answer["id"], "scribbles.png")
     mask = load_sample("coffee").mask
     assert set(np.unique(labels)) == {0, 1, 2, 3, 4, 5, 255}
     assert (labels[labels < 255] == mask[labels < 255]).all()
@@ -272,15 +274,13 @@ def test_samples_come_with_scribbles(app):
 def test_a_newer_request_ends_the_older(app):
     key, _, scribbles = opened(app)
     path = f"/api/images/{key}/refine"
-    address = urlsplit(app.url)
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
-    connection.request("POST", path, packed(scribbles, max_iter=400, tol=0.0), OWN)
-    answer = connection.getresponse()
-    first = answer.read(5)  # progress has begun
-    assert first[0] == 1
-    _, planes, _ = refined(app, key, scribbles, max_iter=2)
-    *_, (kind, last) = frames(first + answer.read())
-    connection.close()
+    with connect(app) as connection:
+        connection.request("POST", path, packed(scribbles, max_iter=400, tol=0.0), OWN)
+        answer = connection.getresponse()
+        first = answer.read(5)  # progress has begun
+        assert first[0] == 1
+        _, planes, _ = refined(app, key, scribbles, max_iter=2)
+        *_, (kind, last) = frames(first + answer.read())
     assert kind == 3
     assert json.loads(last) == {"error": "cancelled", "cancelled": True}
     assert planes.shape == (3, *scribbles.shape)
@@ -316,14 +316,11 @@ def test_a_page_that_goes_away_cancels(app, monkeypatch):
             raise
 
     monkeypatch.setattr("crfield.app.routes.refine_image", watched)
-    address = urlsplit(app.url)
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
-    connection.request("POST", f"/api/images/{key}/refine",
-                       packed(scribbles, max_iter=400, tol=0.0), OWN)
-    answer = connection.getresponse()
-    answer.read(5)
-    answer.close()
-    connection.close()
+    with connect(app) as connection:
+        connection.request("POST", f"/api/images/{key}/refine",
+                           packed(scribbles, max_iter=400, tol=0.0), OWN)
+        with connection.getresponse() as answer:
+            answer.read(5)
     assert stopped.wait(60)
     assert refined(app, key, scribbles, max_iter=1)[0]["n_iter"] == 1
 
@@ -422,8 +419,7 @@ def test_wrong_requests_to_refine(app):
     assert "open it again" in sentence(app, 404, "POST", "/api/images/x/refine", packed(scribbles))
     assert "nothing is refined" in sentence(app, 404, "GET", f"/api/images/{key}/mask.png")
     assert sentence(app, 405, "GET", path)
-    content = ask(app, "POST", path, packed(np.full_like(scribbles, 255)))[2]
-    assert "two labels or more" in json.loads(frames(content)[0][1])["error"]
+    assert "two labels or more" in refused_work(app, key, np.full_like(scribbles, 255))
 
 
 def test_old_images_make_room():
@@ -522,12 +518,9 @@ def test_a_request_that_stops_half_way_is_answered():
 def test_results_that_nobody_reads_are_limited():
     with RunningApp(Limits(max_waiting=2)) as app:
         keys = [opened(app) for _ in range(3)]
-        address = urlsplit(app.url)
         with contextlib.ExitStack() as stack:
             for key, _, scribbles in keys[:2]:
-                connection = stack.enter_context(contextlib.closing(
-                    http.client.HTTPConnection(address.hostname, address.port, timeout=60)
-                ))
+                connection = stack.enter_context(connect(app))
                 body = packed(scribbles, max_iter=500, tol=0.0, spatial=40.0)
                 connection.request("POST", f"/api/images/{key}/refine", body, OWN)
                 stack.enter_context(connection.getresponse())
@@ -563,15 +556,12 @@ def test_ids_that_do_not_fit_into_a_byte(app, tmp_path, monkeypatch):
         answer = told(app, "POST", path, as_npy(labels))
         assert answer["names"] == [str(i) for i in ids]
         refined(app, key, scribbles, source="initial", max_iter=2)
-        mask = np.array(Image.open(io.BytesIO(ask(app, "GET", f"/api/images/{key}/mask.png")[2])))
+        mask = picture(app, key, "mask.png")
         fits = ids[0] >= 0 and ids[1] < 2**16
         assert set(np.unique(mask)) == (set(ids) if fits else {0, 1})
-        (tmp_path / "photo.png").write_bytes(as_png(image))
-        (tmp_path / "map.npy").write_bytes(as_npy(labels))
-        (tmp_path / "scribbles.png").write_bytes(as_png(scribbles))
-        monkeypatch.chdir(tmp_path)
-        exec(compile(ask(app, "GET", f"/api/images/{key}/snippet.py")[2], "snippet", "exec"), {})
-        assert np.array_equal(np.array(Image.open("mask.png")), mask)
+        files = {"map.npy": as_npy(labels), "scribbles.png": as_png(scribbles)}
+        files["photo.png"] = as_png(image)
+        assert np.array_equal(mask_of_script(app, key, tmp_path, monkeypatch, **files), mask)
     huge = np.where(values == 300, 0, 2**63 + 5).astype(np.uint64)
     path = f"/api/images/{key}/initial?kind=labels"
     assert "below 2**63" in sentence(app, 422, "POST", path, as_npy(huge))

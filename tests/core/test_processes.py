@@ -125,32 +125,36 @@ def test_forks_while_other_threads_are_in_the_compiled_core():
     assert equal(everything(0), expected)
 
 
-@needs_fork
-def test_forks_of_forks():
-    expected = everything(2)
+def told_by_fork(work):
+    """What a forked process writes to the pipe that `work` is given."""
     receiver, sender = os.pipe()
-
-    def told():
-        return b"same" if equal(everything(2), expected) else b"other"
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
         if child == 0:
             try:
-                first = told()
-                inner = os.fork()
-                if inner == 0:
-                    os.write(sender, told())
-                    os._exit(0)
-                os.waitpid(inner, 0)
-                os.write(sender, first)
+                work(sender)
             finally:
                 os._exit(0)
     os.close(sender)
     os.waitpid(child, 0)
-    assert os.read(receiver, 100) == b"samesame"
-    os.close(receiver)
+    with open(receiver, "rb") as pipe:
+        return pipe.read()
+
+
+@needs_fork
+def test_forks_of_forks():
+    expected = everything(2)
+
+    def told():
+        return b"same" if equal(everything(2), expected) else b"other"
+
+    def fork_again(sender):
+        first = told()
+        os.write(sender, told_by_fork(lambda inner: os.write(inner, told())))
+        os.write(sender, first)
+
+    assert told_by_fork(fork_again) == b"samesame"
 
 
 @pytest.mark.slow
@@ -214,19 +218,11 @@ def test_no_more_threads_to_be_had():
     """Where the system gives no threads, the caller does all of the work itself."""
     resource = pytest.importorskip("resource")
     expected = dense(0)
-    receiver, sender = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        try:
-            if os.geteuid() == 0:
-                os.setuid(65534)  # no limit holds for the administrator
-            resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-            os.write(sender, b"same" if np.array_equal(dense(0), expected) else b"other")
-        finally:
-            os._exit(0)
-    os.close(sender)
-    os.waitpid(child, 0)
-    assert os.read(receiver, 10) == b"same"
-    os.close(receiver)
+
+    def work_alone(sender):
+        if os.geteuid() == 0:
+            os.setuid(65534)  # no limit holds for the administrator
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        os.write(sender, b"same" if np.array_equal(dense(0), expected) else b"other")
+
+    assert told_by_fork(work_alone) == b"same"

@@ -18,6 +18,7 @@ from crfield.datasets import (
     synthetic_scenes,
 )
 from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
+from refusal import refusal
 
 masks = hnp.arrays(
     np.uint8, hnp.array_shapes(min_dims=1, max_dims=3, max_side=13), elements=st.integers(0, 2)
@@ -57,8 +58,7 @@ def test_sample_files_stay_small_and_credited():
 
 
 def test_unknown_sample_names_the_known_ones():
-    with pytest.raises(InputError, match="'astronaut', 'camera', 'coffee', got 'tea'"):
-        load_sample("tea")
+    assert "'astronaut', 'camera', 'coffee', got 'tea'" in refusal(load_sample, "tea")
 
 
 @given(masks, st.integers(1, 9), st.integers(0, 9))
@@ -147,8 +147,8 @@ def test_seeds_differ():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mask": [[0, 3]]}, r"mask must hold labels from 0 to 2, got 3 at index \(0, 1\)"),
-        ({"mask": np.zeros((0, 4), int)}, r"at least one pixel, got shape \(0, 4\)"),
+        ({"mask": [[0, 3]]}, "mask must hold labels from 0 to 2, got 3 at index (0, 1)"),
+        ({"mask": np.zeros((0, 4), int)}, "at least one pixel, got shape (0, 4)"),
         ({"mask": [[0.5]]}, "mask must hold whole numbers"),
         ({"n_labels": 2.5}, "n_labels must be a whole number"),
         ({"block": 0}, "block must be at least 1, got 0"),
@@ -159,8 +159,7 @@ def test_seeds_differ():
 @pytest.mark.parametrize("spoil", [coarsen, noisy_probabilities])
 def test_wrong_inputs_are_explained(spoil, change, message):
     arguments = {"mask": [[0, 2]], "n_labels": 3} | change
-    with pytest.raises(InputError, match=message):
-        spoil(**arguments)
+    assert message in refusal(spoil, **arguments)
 
 
 def test_wrong_strengths_are_explained():
@@ -168,10 +167,8 @@ def test_wrong_strengths_are_explained():
         coarsen([[0]], n_labels=2, flip=1.0)
     with pytest.raises(InputError, match=r"confidence must lie between 1 / n_labels = 0.5 and 1"):
         noisy_probabilities([[0]], 2, confidence=0.5)
-    with pytest.raises(InputError, match="noise must not be negative"):
-        noisy_probabilities([[0]], 2, noise=-1)
-    with pytest.raises(InputError, match="n_labels must be at least 2, got 1"):
-        noisy_probabilities([[0]], 1)
+    assert "noise must not be negative" in refusal(noisy_probabilities, [[0]], 2, noise=-1)
+    assert "n_labels must be at least 2, got 1" in refusal(noisy_probabilities, [[0]], 1)
 
 
 @pytest.mark.parametrize("size", [(96, 128), (8, 40), (10, 24, 32)])
@@ -220,7 +217,7 @@ def test_scene_probabilities_leave_something_to_refine():
     ("change", "message"),
     [
         ({"n": -1}, "n must be at least 0, got -1"),
-        ({"size": (96,)}, r"size must be \(H, W\) or \(Z, H, W\), got 1 numbers"),
+        ({"size": (96,)}, "size must be (H, W) or (Z, H, W), got 1 numbers"),
         ({"size": (96, 4)}, "each side of size must be at least 8, got 4"),
         ({"n_labels": 1}, "n_labels must be at least 2"),
         ({"noise": -3.0}, "noise must not be negative, got -3"),
@@ -229,8 +226,7 @@ def test_scene_probabilities_leave_something_to_refine():
     ],
 )
 def test_wrong_scene_requests_are_explained(change, message):
-    with pytest.raises(InputError, match=message):
-        synthetic_scenes(**({"n": 1} | change))
+    assert message in refusal(synthetic_scenes, **{"n": 1} | change)
 
 
 def test_shrunk_examples_are_means_of_blocks_and_labels_of_their_middle():
@@ -274,5 +270,4 @@ def test_a_rescaled_model_does_on_the_full_grid_what_the_model_does_on_the_small
     expected = model.infer(small_image, small_unary, features=features[0], **options).marginals
     found = large.infer(*blown, features=features[1], **options).marginals
     assert np.abs(found[1::3, 1::3] - expected).max() < 0.02
-    with pytest.raises(InputError, match="factor must be positive"):
-        model.rescaled(0)
+    assert "factor must be positive" in refusal(model.rescaled, 0)

@@ -1,8 +1,11 @@
-"""Parameters that are wrong are refused with one sentence; extreme ones give their limit."""
+"""Wrong parameters are refused with one sentence, as are models without a guarantee of
+convergence unless that is asked for; extreme parameters give their limit.
+"""
 
 import numpy as np
 import pytest
 
+import reference
 from crfield import (
     Bilateral,
     DenseCRF,
@@ -30,17 +33,12 @@ def model(kernel, compatibility=None, n_labels=2, **options):
     return DenseCRF(n_labels, [Pairwise(kernel, compatibility or Potts(1.5), **options)])
 
 
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
 def iterate(kernel, unary, weight, n_iter):
     """q <- softmax(-u - K q mu) with Potts mu, from softmax(-u): "concave" in so many words."""
     flat = unary.reshape(-1, unary.shape[-1]).astype(np.float64)
-    q = softmax(-flat)
+    q = reference.softmax(-flat)
     for _ in range(n_iter):
-        q = softmax(-flat - weight * kernel @ (1.0 - q))
+        q = reference.softmax(-flat - weight * kernel @ (1.0 - q))
     return q.reshape(unary.shape)
 
 
@@ -92,7 +90,7 @@ def test_vanishing_width_leaves_each_pixel_alone(sigma, method, dtype):
     )
     for algorithm in ("cccp", "parallel"):
         alone = crf.infer(None, unary, algorithm=algorithm, **options)
-        np.testing.assert_allclose(alone.marginals, softmax(-unary), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(alone.marginals, reference.softmax(-unary), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -263,7 +261,7 @@ def test_options_out_of_range(name, values):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_no_iterations_give_the_softmax_of_the_unary(algorithm):
     result = infer(algorithm=algorithm, max_iter=0)
-    np.testing.assert_allclose(result.marginals, softmax(-UNARY), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(result.marginals, reference.softmax(-UNARY), rtol=0, atol=1e-6)
     assert (result.n_iter, len(result.free_energies), result.converged) == (0, 1, False)
     assert result.status is InferenceStatus.MAX_ITER
 
@@ -302,3 +300,69 @@ def test_a_model_does_not_follow_the_arrays_it_was_made_from():
     before = crf.infer(None, UNARY).marginals
     sigma[:], alpha[:] = np.nan, np.nan
     assert np.array_equal(crf.infer(None, UNARY).marginals, before)
+
+
+WITHOUT_GUARANTEE = {
+    "repulsive": (Spatial(2), Potts(-1), {}, "negative semidefinite"),
+    "negative weight": (Spatial(2), Potts(1), {"weight": -1}, "negative semidefinite"),
+    "alpha": (Spatial(2), Diagonal([-1, 0.5]), {}, "negative semidefinite"),
+    "indefinite mu": (Spatial(2), Symmetric([[2, 0], [0, 0]]), {}, "negative semidefinite"),
+    "before": (Spatial(2, normalization="before"), Potts(1), {}, "normalization"),
+    "after": (Spatial(2, normalization="after"), Potts(1), {}, "normalization"),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_GUARANTEE)
+def test_models_without_guarantee(case):
+    kernel, compatibility, options, condition = WITHOUT_GUARANTEE[case]
+    crf = model(kernel, compatibility, **options)
+    for algorithm in ("concave", "cccp"):
+        message = refusal(crf.infer, None, UNARY, algorithm=algorithm)
+        assert condition in message
+        assert "check=False" in message
+    for algorithm in ("concave", "parallel"):
+        result = crf.infer(None, UNARY, algorithm=algorithm, check=False)
+        np.testing.assert_allclose(result.marginals.sum(-1), 1, atol=1e-5)
+        assert (result.marginals >= 0).all()
+
+
+@pytest.mark.parametrize("compatibility", [Potts(-2), Diagonal([-1, -1])])
+def test_two_wrongs_are_attractive(compatibility):
+    result = model(Spatial(2), compatibility, weight=-1).infer(None, UNARY.astype(float), tol=0)
+    assert (np.diff(result.free_energies) <= 1e-10).all()
+
+
+def test_many_labels_need_no_matrix(monkeypatch):
+    def refuse(self, n_labels):
+        raise AssertionError(f"{n_labels} x {n_labels} numbers for one")
+
+    monkeypatch.setattr(Potts, "matrix", refuse)
+    crf = model(Spatial(2), Potts(1), 40_000)  # (L, L) would take 12 GiB
+    result = crf.infer(None, np.zeros((2, 40_000), np.float32), max_iter=1)
+    np.testing.assert_allclose(result.marginals, 1 / 40_000, rtol=1e-3)
+
+
+@pytest.mark.parametrize("normalization", ["none", "symmetric"])
+def test_tent_in_two_dimensions_still_descends(normalization):
+    checkerboard = np.indices((12, 12)).sum(0) % 2
+    unary = np.stack([checkerboard, 1.0 - checkerboard], -1) * 0.1
+    crf = model(Spatial(2, shape="tent", normalization=normalization), Potts(10))
+    result = crf.infer(None, unary, init=0.98 * np.eye(2)[checkerboard] + 0.01, max_iter=30, tol=0)
+    if normalization == "none":
+        assert result.shifts > 0, "this kernel has negative eigenvalues that plain steps run into"
+    assert (np.diff(result.free_energies) <= 1e-11 * np.abs(result.free_energies).max()).all()
+    assert result.free_energies[-1] < result.free_energies[0]
+    assert np.isfinite(result.marginals).all()
+
+
+def test_sinc_with_row_sums_that_are_not_positive():
+    # Six points where sinc is most negative, -0.217, around one where it is 1.
+    positions = np.array([[0.0]] + 3 * [[4.4934], [-4.4934]])
+    unary = np.linspace(0, 1, 14).reshape(7, 2)
+    for normalization in ("symmetric", "before", "after"):
+        crf = model(Spatial(1, shape="sinc", normalization=normalization))
+        message = refusal(crf.infer, None, unary, positions=positions)
+        assert "positive row sums" in message
+    plain = model(Spatial(1, shape="sinc", normalization="none"))
+    assert np.isfinite(plain.infer(None, unary, positions=positions).marginals).all()
+    assert "Gaussian" in refusal(plain.infer, None, unary, positions=positions, filter="lattice")

@@ -10,6 +10,7 @@ from crfield import FeatureKernel, InputError, Spatial
 from crfield.dense.filters import ExactFilter, LatticeFilter, make_filter
 from crfield.dense.kernels import SHAPES
 from operator_contract import derivative
+from refusal import refusal
 
 
 def build(method, shape, features, normalization="none", dtype=np.float64, **options):
@@ -99,18 +100,14 @@ def test_choice_of_method():
     assert isinstance(automatic(5000, 2), LatticeFilter)
     assert isinstance(automatic(2100, 17), ExactFilter)
     assert isinstance(automatic(2100, 2, "tent"), ExactFilter)
-    with pytest.raises(InputError, match="Gaussian kernels only"):
-        build("lattice", "tent", np.zeros((3, 2)))
-    with pytest.raises(InputError, match="1 to 16 feature dimensions"):
-        build("lattice", "gaussian", np.zeros((3, 17)))
-    with pytest.raises(InputError, match="filter_tol"):
-        build("exact", "gaussian", np.zeros((3, 2)), filter_tol=-1.0)
+    assert "Gaussian kernels only" in refusal(build, "lattice", "tent", np.zeros((3, 2)))
+    assert "1 to 16 feature dimensions" in refusal(build, "lattice", "gaussian", np.zeros((3, 17)))
+    assert "filter_tol" in refusal(build, "exact", "gaussian", np.zeros((3, 2)), filter_tol=-1.0)
 
 
 def test_symmetric_normalization_refuses_negative_row_sums():
     features = np.array([[0.0], [4.3], [4.4], [4.5], [4.6], [4.7]])
-    with pytest.raises(InputError, match="positive row sums"):
-        build("exact", "sinc", features, "symmetric")
+    assert "positive row sums" in refusal(build, "exact", "sinc", features, "symmetric")
 
 
 @pytest.mark.parametrize("method", ["exact", "lattice"])

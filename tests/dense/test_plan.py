@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,19 +14,11 @@ from crfield.dense.filters import ExactFilter, GridFilter, LatticeFilter, make_f
 from crfield.dense.gradient import backpropagate
 from crfield.dense.observation import observe
 from crfield.dense.problem import FusedProblem, NativeProblem, build_terms, make_problem
+from crfield.estimators import TrainingImage
 from crfield.learning.losses import LogLikelihood
 from crfield.learning.objective import unroll
 
 RNG = np.random.default_rng(0)
-
-
-@dataclass
-class SyntheticExample:
-    """One image to learn from."""
-
-    image: Any
-    unary: Any
-    truth: Any
 
 
 @pytest.fixture
@@ -265,7 +254,7 @@ def test_fused_and_readable_gradients_agree(
     rng = np.random.default_rng(seed)
     grid = [(2200,), (46, 49), (11, 14, 15)][dims - 1]
     truth = rng.integers(0, n_labels, grid)
-    example = SyntheticExample(
+    example = TrainingImage(
         picture(grid, seed), rng.normal(0, 2, (*grid, n_labels)).astype(dtype), truth
     )
     weights = (1.0, 0.7) if normalization == "symmetric" else (0.1, 0.02)
@@ -347,10 +336,10 @@ def test_long_lines_are_fused_in_pieces(readable_only):
 
 
 def test_many_states_can_be_kept():
-    example = SyntheticExample(
-        picture((50, 48), 0), RNG.normal(size=(50, 48, 2)).astype(np.float32), None
+    example = TrainingImage(
+        picture((50, 48), 0), RNG.normal(size=(50, 48, 2)).astype(np.float32),
+        np.zeros((50, 48), int),
     )
-    example.truth = np.zeros((50, 48), int)
     crf = DenseCRF(2, [Pairwise(Spatial(6), Potts(1))])
     run = unroll(crf, example, Inference("concave", max_iter=1030, threads=1), keep_states=True)
     assert isinstance(run.problem, FusedProblem)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from crfield.graphs.log_linear import ChainExamples, Likelihood
+from reference import softmax
 
 TRUE_TABLE = np.array([[1.5, 0.0, -2.0], [-1.0, 1.0, 0.5], [0.5, -1.5, 1.0]])
 
@@ -21,11 +22,6 @@ def made_up_chains(rng, n_chains=40, n_features=4):
         X.append(features)
         y.append(np.array(states))
     return X, y
-
-
-def softmax(x):
-    e = np.exp(x - x.max())
-    return e / e.sum()
 
 
 def training_chains(X, y):

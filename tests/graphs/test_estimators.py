@@ -247,8 +247,7 @@ def test_a_failed_fit_leaves_the_model_as_it_was() -> None:
     X, y = [np.ones((2, 2, 1))], [np.array([[0, 1], [0, 1]])]
     model = GridClassifier(tol=10.0).fit(X, y)
     model.l2 = -1.0
-    with pytest.raises(ValueError, match="l2 must lie between"):
-        model.fit(X, [np.array([[0, 1], [2, 1]])])
+    assert "l2 must lie between" in refusal(model.fit, X, [np.array([[0, 1], [2, 1]])])
     assert model.predict(X)[0].shape == (2, 2)
     assert model.set_params(l2=1.0).fit(np.array(X), np.array(y)).classes_.tolist() == [0, 1]
 
@@ -379,9 +378,9 @@ def test_piecewise_training_is_near_joint_training() -> None:
     ("X", "y", "message"),
     [
         ([], [], "X must be a list of graphs"),
-        ([np.zeros((2, 1))], [[0, 1]], r"must be \(features, edges\)"),
+        ([np.zeros((2, 1))], [[0, 1]], "must be (features, edges)"),
         ([(np.zeros((2, 1)), [[0, 2]])], [[0, 1]], "must name nodes 0 to 1"),
-        ([(np.zeros((2, 1)), [[0, 1]])], [[0, 1, 1]], r"y\[0\] must have shape \(2,\)"),
+        ([(np.zeros((2, 1)), [[0, 1]])], [[0, 1, 1]], "y[0] must have shape (2,)"),
         ([(np.zeros((2, 1)), [[0, 1]])], [], "one array per graph, got 0 for 1 graphs"),
         ([(np.zeros((2, 1)), [[0, 1]], np.zeros((2, 1)))], [[0, 1]], "a row for each edge"),
         ([(np.full((2, 1), np.nan), [[0, 1]])], [[0, 1]], "must be finite"),
@@ -392,42 +391,31 @@ def test_piecewise_training_is_near_joint_training() -> None:
         ([(np.zeros((2, 1)), [[1, 1]])], [[0, 1]], "must differ"),
         (2 * [(np.zeros((2, 1)), [[0, 1]])], [[0, 1], ["a", "b"]], "labels of one kind"),
         ([(np.zeros((2, 1)), [[0, 1]])], [["a", 1]], "labels of one kind"),
-        ([(np.zeros((2, 1)), [[0, 1]])], [[0, [1]]], r"y\[0\] must be an array of labels"),
-        ([(np.full((2, 1), 1e200), [[0, 1]])], [[0, 1]], "must not exceed 1e\\+100"),
+        ([(np.zeros((2, 1)), [[0, 1]])], [[0, [1]]], "y[0] must be an array of labels"),
+        ([(np.full((2, 1), 1e200), [[0, 1]])], [[0, 1]], "must not exceed 1e+100"),
     ],
 )
 def test_wrong_graphs_are_refused(X: object, y: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GraphClassifier().fit(X, y)
+    assert message in refusal(GraphClassifier().fit, X, y)
 
 
 def test_wrong_grids_and_settings_are_refused() -> None:
     X, y = [np.zeros((2, 2, 1))], [np.array([[0, 1], [0, 1]])]
-    with pytest.raises(ValueError, match=r"\(H, W, F\)"):
-        GridClassifier().fit([np.zeros((2, 2))], y)
-    with pytest.raises(ValueError, match="optimizer must be one of"):
-        GridClassifier(optimizer="newton").fit(X, y)
-    with pytest.raises(ValueError, match="fit"):
-        GridClassifier().predict(X)
-    with pytest.raises(ValueError, match="l2 must lie between"):
-        GridClassifier(l2=1e31).fit(X, y)
+    assert "(H, W, F)" in refusal(GridClassifier().fit, [np.zeros((2, 2))], y)
+    assert "optimizer must be one of" in refusal(GridClassifier(optimizer="newton").fit, X, y)
+    assert "fit" in refusal(GridClassifier().predict, X)
+    assert "l2 must lie between" in refusal(GridClassifier(l2=1e31).fit, X, y)
     with pytest.raises(ValueError, match="inference must be a Propagation"):
         GridClassifier(inference={"max_iter": 5}).fit(X, y)
-    with pytest.raises(ValueError, match="max_iter must be"):
-        Propagation(max_iter=0)
-    with pytest.raises(ValueError, match="damping must be"):
-        Propagation(damping=1.0)
-    with pytest.raises(ValueError, match="tol must be positive"):
-        Propagation(tol=0)
+    assert "max_iter must be" in refusal(Propagation, max_iter=0)
+    assert "damping must be" in refusal(Propagation, damping=1.0)
+    assert "tol must be positive" in refusal(Propagation, tol=0)
     with pytest.raises(ValueError, match="smaller step_size"):
         GridClassifier(optimizer="sgd", step_size=1e40, max_iter=3).fit([np.ones((2, 2, 1))], y)
-    with pytest.raises(ValueError, match=r"y\[0\] must be an array of labels"):
-        GridClassifier().fit(X, [[[0, 1], [0]]])
+    assert "y[0] must be an array of labels" in refusal(GridClassifier().fit, X, [[[0, 1], [0]]])
     with pytest.raises(ValueError, match="kind that fit had, numbers, got strings"):
         GridClassifier(tol=10.0).fit(X, y).score(X, [np.array([["a", "b"], ["a", "b"]])])
     far = GridClassifier(tol=0.01).fit([np.array([[[0.0], [1]], [[0], [1]]])], y)
-    with pytest.raises(ValueError, match="X must give scores of at most"):
-        far.predict([np.full((2, 2, 1), 1e90)])
+    assert "X must give scores of at most" in refusal(far.predict, [np.full((2, 2, 1), 1e90)])
     model = GridClassifier(tol=10.0).fit(X, y)
-    with pytest.raises(ValueError, match="1 features like the grids of fit"):
-        model.predict([np.zeros((2, 2, 3))])
+    assert "1 features like the grids of fit" in refusal(model.predict, [np.zeros((2, 2, 3))])

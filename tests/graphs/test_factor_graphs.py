@@ -22,6 +22,7 @@ from crfield.graphs import (
 )
 from graph_reference import Reference, table_cost
 from random_graphs import random_graph
+from refusal import refusal
 
 SEEDS = st.integers(0, 2**32 - 1)
 TEMPERATURES = st.sampled_from([0.0, 0.3, 1.0, 2.5])
@@ -39,8 +40,7 @@ def test_forests_are_exact(seed: int, t: float, hard: bool) -> None:
     assert graph.is_forest
     least = energies(reference).min()
     if not np.isfinite(least):
-        with pytest.raises(ValueError, match="forbid all of them"):
-            infer(graph, temperature=t)
+        assert "forbid all of them" in refusal(infer, graph, temperature=t)
         return
     result = infer(graph, temperature=t)
     assert result.exact
@@ -344,8 +344,7 @@ def test_going_on_from_a_result_takes_fewer_iterations() -> None:
     assert again.n_iter == 1
     grid = FactorGraph(np.random.default_rng(0).normal(size=(30, 2)), [GridFactors((5, 6))])
     assert infer(grid, init=infer(grid)).n_iter == 1
-    with pytest.raises(ValueError, match="same edges"):
-        infer(graph, init=infer(grid))
+    assert "same edges" in refusal(infer, graph, init=infer(grid))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -397,8 +396,7 @@ def test_reweighting_changes_nothing_on_forests_and_halves_grids() -> None:
         PatternFactors([[0, 1, 2]], np.ones((1, 3)), np.zeros(1)),
         PottsFactors([[0, 1]], 1.0),
     ])
-    with pytest.raises(ValueError, match="convex must be False with patterns"):
-        infer(pattern, convex=True)
+    assert "convex must be False with patterns" in refusal(infer, pattern, convex=True)
 
 
 def test_empty_groups_of_factors() -> None:
@@ -412,8 +410,7 @@ def test_impossible_loops_among_variables_of_several_sizes(t: float) -> None:
     differ = np.array([[np.inf, 0.0], [0.0, np.inf]])
     costs = [[0.0, np.inf], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0, 0.0]]
     graph = FactorGraph(costs, [TableFactors([[0, 1], [1, 2], [0, 2]], differ)])
-    with pytest.raises(ValueError, match="forbid all of them"):
-        infer(graph, temperature=t)
+    assert "forbid all of them" in refusal(infer, graph, temperature=t)
 
 
 def ring(weights: list[float], n_states: int) -> tuple[FactorGraph, Reference]:
@@ -529,8 +526,7 @@ def test_copies_of_results_have_all_but_messages() -> None:
     assert again.log_partition == result.log_partition
     assert again.status == result.status
     np.testing.assert_array_equal(again.marginals, result.marginals)
-    with pytest.raises(ValueError, match="needs the messages"):
-        again.factor_marginals()
+    assert "needs the messages" in refusal(again.factor_marginals)
 
 
 def test_shares_where_many_factors_join_two_variables() -> None:

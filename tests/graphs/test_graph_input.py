@@ -25,10 +25,10 @@ from crfield.graphs import (
     sample,
     table_factors,
 )
+from refusal import refusal
 
 FREE = np.zeros((3, 2))
 LOOP = FactorGraph(FREE, [PottsFactors([[0, 1], [1, 2], [0, 2]], 1.0)])
-EMPTY = np.zeros((0, 2), int)
 DATA = FeatureGraph(np.array([2]), (FeatureTerm([[0]]),))
 
 
@@ -100,7 +100,7 @@ def test_wrong_models_are_refused(build: Callable[[], Any], message: str) -> Non
         (lambda: k_best(FactorGraph(FREE), 0), "k must be at least 1"),
         (lambda: sample(LOOP), "no loops"),
         (lambda: sample(FactorGraph(FREE), temperature=0.0), "temperature"),
-        (lambda: LOOP.energy([0, 1]), r"shape \(3,\)"),
+        (lambda: LOOP.energy([0, 1]), "shape (3,)"),
         (lambda: LOOP.energy([0, 1, 2]), "variable 2 must lie between 0 and 1, got 2"),
         (lambda: infer(LOOP).factor_marginals(1), "group must be at least 0 and at most 0"),
         (lambda: FactorGraph(FREE).energy([0, 0, 0], "a"), "temperature must be a number"),
@@ -118,8 +118,7 @@ def test_wrong_models_are_refused(build: Callable[[], Any], message: str) -> Non
     ],
 )
 def test_wrong_questions_are_refused(run: Callable[[], Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        run()
+    assert message in refusal(run)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +128,12 @@ def test_wrong_questions_are_refused(run: Callable[[], Any], message: str) -> No
         (lambda: FeatureGraph(np.zeros(0, int), ()), "at least one variable"),
         (lambda: log_linear_loss(None, (), []), "data must be a FeatureGraph"),
         (lambda: log_linear_loss(DATA, None, [0]), "weights must be 1 arrays"),
-        (lambda: log_linear_loss(DATA, ("ab",), [0]), r"weights\[0\] must hold real numbers"),
+        (lambda: log_linear_loss(DATA, ("ab",), [0]), "weights[0] must hold real numbers"),
         (lambda: log_linear_loss(DATA, (np.zeros((1, 2)),), [0], like=3), "like a Result"),
     ],
 )
 def test_wrong_log_linear_models_are_refused(run: Callable[[], Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        run()
+    assert message in refusal(run)
 
 
 def test_weights_may_be_nested_lists() -> None:
@@ -150,13 +148,11 @@ def test_sizes_that_cannot_fit_are_refused() -> None:
             np.arange(10**6).reshape(-1, 10), np.ones((30000, 10)), np.zeros(30000)
         ),
     ):
-        with pytest.raises(InputError, match="GiB can be had"):
-            build()
+        assert "GiB can be had" in refusal(build)
     edges = np.broadcast_to(np.array([[0, 1]]), (10, 2))
     graph = FactorGraph(np.zeros((2, 2)), [PottsFactors(edges, 1.0)])
     assert not graph.is_forest  # edges may join the same variables twice
-    with pytest.raises(InputError, match="GiB can be had"):
-        k_best(FactorGraph(np.zeros((1000, 2))), 10**12)
+    assert "GiB can be had" in refusal(k_best, FactorGraph(np.zeros((1000, 2))), 10**12)
 
 
 def test_layouts_of_arrays_do_not_matter() -> None:

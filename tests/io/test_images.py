@@ -31,19 +31,10 @@ from crfield.io.images import (
     write_labels,
     write_picture,
 )
+from refusal import refusal
 
 RNG = np.random.default_rng(0)
 PALETTE = bytes(range(0, 30))  # ten colors
-
-
-def refusal(function: Any, *arguments: Any) -> str:
-    """The one sentence with which a call is refused."""
-    with pytest.raises(InputError) as caught:
-        function(*arguments)
-    message = str(caught.value)
-    assert message.endswith(".")
-    assert "\n" not in message
-    return message
 
 
 def palette_png(path: Path, labels: Any) -> None:

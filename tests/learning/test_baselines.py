@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
 
 import reference
 from crfield import Bilateral, DenseCRF, Diagonal, Inference, Pairwise, Potts, Spatial, Symmetric
+from crfield.estimators import TrainingImage
 from crfield.learning import (
     Learned,
     Parameters,
@@ -33,13 +31,6 @@ EXACT = Inference("concave", "exact", max_iter=3)
 NO_RIDGE = {"unary": 0.0, "compatibility": 0.0, "off_diagonal": 0.0, "kernel": 0.0}
 
 
-@dataclass(frozen=True)
-class Image:
-    image: Any
-    unary: Any
-    truth: Any
-
-
 def sampled(true, n=6, seed=3, size=(14, 16), inference=EXACT):
     """Images of flat patches whose labels are drawn from the marginals of a known model."""
     rng = np.random.default_rng(seed)
@@ -54,7 +45,7 @@ def sampled(true, n=6, seed=3, size=(14, 16), inference=EXACT):
             image, unary, algorithm=inference.algorithm, filter=inference.filter,
             max_iter=inference.max_iter, tol=0.0, check=False,
         ).marginals
-        made.append(Image(image, unary, (q.cumsum(-1) < rng.random((*size, 1))).sum(-1)))
+        made.append(TrainingImage(image, unary, (q.cumsum(-1) < rng.random((*size, 1))).sum(-1)))
     return made
 
 
@@ -117,7 +108,7 @@ def test_likelihood_gradient_is_exact_where_mean_field_is(algorithm):
             3, [Pairwise(Spatial(s), Symmetric(mu)) for s, mu in zip(sigmas, mus, strict=True)]
         )
         found, _ = likelihood_gradient(
-            model, [Image(None, unary, truth)], Inference(algorithm, "exact", max_iter=60)
+            model, [TrainingImage(None, unary, truth)], Inference(algorithm, "exact", max_iter=60)
         )
         flat = unary.reshape(-1, 3), truth.reshape(-1)
         exact = [exact_gradient(*flat, kernels, mus, term) for term in range(2)]
@@ -148,7 +139,7 @@ def test_likelihood_gradient_of_every_family_and_of_the_weight():
         model = DenseCRF(2, [Pairwise(Spatial(1.3), compatibility, weight=1.5)])
         parameters = Parameters(model, ("compatibility",), project=False)
         found, _ = likelihood_gradient(
-            model, [Image(None, unary, truth)], Inference("parallel", "exact", max_iter=5)
+            model, [TrainingImage(None, unary, truth)], Inference("parallel", "exact", max_iter=5)
         )
         assert np.allclose(parameters.chain(parameters.start, found, 2), expected, rtol=1e-5)
 
@@ -159,7 +150,7 @@ def test_void_pixels_are_in_neither_sum_but_in_inference():
     unary, truth = rng.normal(size=(*size, 3)), rng.integers(0, 3, size)
     truth[1, 1:3] = 255
     model = DenseCRF(3, [Pairwise(Spatial(1.2), Potts(0.8))])
-    found, counts = likelihood_gradient(model, [Image(None, unary, truth)], EXACT)
+    found, counts = likelihood_gradient(model, [TrainingImage(None, unary, truth)], EXACT)
     q = model.infer(None, unary, filter="exact", max_iter=3, tol=0.0).marginals.reshape(-1, 3)
     known = truth.reshape(-1) != 255
     kernel = grid_kernel(size, 1.2)[known][:, known]
@@ -333,7 +324,7 @@ def labeled_patches(n=2, size=(9, 11), seed=5):
         image = mean[truth] + rng.normal(size=(*size, 3)) @ root.T
         truth[0, :3], image[0, :3] = 255, 5000.0
         onehot = np.eye(3)[np.where(truth == 255, 0, truth)]
-        made.append(Image(image, -onehot + 1.2 * rng.normal(size=(*size, 3)), truth))
+        made.append(TrainingImage(image, -onehot + 1.2 * rng.normal(size=(*size, 3)), truth))
     return made
 
 
@@ -402,7 +393,8 @@ def test_equal_label_pairs_are_all_equally_likely():
 def miscalibrated():
     true = DenseCRF(3, [Pairwise(Bilateral(6, 40), Potts(2.0))])
     return [
-        Image(e.image, 0.4 * e.unary + np.array([0.0, 1.5, -1.0]), e.truth) for e in sampled(true)
+        TrainingImage(e.image, 0.4 * e.unary + np.array([0.0, 1.5, -1.0]), e.truth)
+        for e in sampled(true)
     ]
 
 
@@ -448,13 +440,13 @@ def test_wrong_requests_are_refused():
     for call in (approximate_likelihood, generative_kernel, local_search):
         assert "got algorithm 'sequential'" in refusal(call, model, examples, inference=sequential)
         assert "(*grid, 4)" in refusal(call, DenseCRF(4, [potts]), examples)
-        small = Image(good.image, good.unary, good.truth[1:])
+        small = TrainingImage(good.image, good.unary, good.truth[1:])
         assert "truth must have the unary's grid" in refusal(call, model, [small])
-        other = Image(good.image, good.unary, np.where(good.truth == 0, 7, good.truth))
+        other = TrainingImage(good.image, good.unary, np.where(good.truth == 0, 7, good.truth))
         assert "truth must hold labels from 0 to 2" in refusal(call, model, [other])
-        broken = Image(good.image, np.full_like(good.unary, np.nan), good.truth)
+        broken = TrainingImage(good.image, np.full_like(good.unary, np.nan), good.truth)
         assert "unary must be finite" in refusal(call, model, [broken])
-    void = Image(good.image, good.unary, np.full_like(good.truth, 255))
+    void = TrainingImage(good.image, good.unary, np.full_like(good.truth, 255))
     assert "labeled pixels" in refusal(grid_search, [model], [void])
     assert "labeled pixels" in refusal(approximate_likelihood, model, [void])
     assert "two pixels with one label" in refusal(generative_kernel, model, [void])
@@ -473,6 +465,6 @@ def test_wrong_requests_are_refused():
         Pairwise(Spatial(2, shape="tent"), Potts(1)), Pairwise(Spatial(2), Diagonal([1, 1, 1]))
     ):
         assert "use another term" in refusal(generative_kernel, DenseCRF(3, [term]), examples)
-    gray = Image(np.repeat(good.image[..., :1], 3, -1), good.unary, good.truth)
+    gray = TrainingImage(np.repeat(good.image[..., :1], 3, -1), good.unary, good.truth)
     whole = DenseCRF(3, [Pairwise(Bilateral(3, np.eye(3)), Potts(1))])
     assert "sigma_color cannot be estimated" in refusal(generative_kernel, whole, [gray])

@@ -7,9 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ from safetensors.numpy import load_file
 
 from crfield import Bilateral, DenseCRF, Inference, Pairwise, Potts
 from crfield.cli import main
+from crfield.estimators import TrainingImage
 from crfield.learning import DatasetObjective, learn
 from refusal import refusal
 from small_dataset import write_dataset
@@ -95,19 +94,13 @@ def test_resuming_before_there_is_a_checkpoint_begins_anew(tmp_path, monkeypatch
     assert "starting anew" not in capsys.readouterr().err
 
 
-@dataclass(frozen=True)
-class Example:
-    image: Any
-    unary: Any
-    truth: Any
-
-
 def run(checkpoint, resume=False):
     """A whole run on two images of noise; the parameters that it ends with."""
     rng = np.random.default_rng(0)
     examples = [
-        Example(rng.uniform(0, 255, (6, 7, 3)), rng.normal(size=(6, 7, 2)),
-                rng.integers(0, 2, (6, 7)))
+        TrainingImage(
+            rng.uniform(0, 255, (6, 7, 3)), rng.normal(size=(6, 7, 2)), rng.integers(0, 2, (6, 7))
+        )
         for _ in range(2)
     ]
     learned = learn(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from crfield import InputError
 from crfield.dense.gradient import softmax_jacobian
 from crfield.learning.losses import (
     ExpectedHamming,
@@ -14,6 +13,7 @@ from crfield.learning.losses import (
     RobustLogLikelihood,
     class_weights,
 )
+from refusal import refusal
 
 LOSSES = [LogLikelihood, RobustLogLikelihood, ExpectedHamming, IntersectionOverUnion]
 
@@ -89,13 +89,10 @@ def test_class_weights_interpolate():
 
 @pytest.mark.parametrize("bad", [[-1.0, 1.0], [0.0, 0.0], [[1.0]], [np.nan]])
 def test_bad_weights_are_refused(bad):
-    with pytest.raises(InputError):
-        ExpectedHamming(bad)
+    refusal(ExpectedHamming, bad)
 
 
 def test_truth_is_checked():
     q, truth, _ = example()
-    with pytest.raises(InputError, match="one label per variable"):
-        ExpectedHamming().totals(q, truth[:-1])
-    with pytest.raises(InputError, match=r"0\.\.3"):
-        ExpectedHamming(void=None).totals(q, truth)
+    assert "one label per variable" in refusal(ExpectedHamming().totals, q, truth[:-1])
+    assert "0..3" in refusal(ExpectedHamming(void=None).totals, q, truth)

@@ -8,7 +8,6 @@ import io
 import os
 import re
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +29,10 @@ from crfield import (
 from crfield.learning import Learned, LearningReport, write_report
 from crfield.learning.widths import kernel_correlations, kernel_widths
 from crfield.show import svg as _svg
+from html_page import Balanced
 from refusal import refusal
 
 NAMES = ["sky & <sea>", "grass", "a class with quite a long name"]
-VOID_TAGS = {"meta"}
 
 
 def full_model(n_labels, scale=1.0):
@@ -69,35 +68,12 @@ def learned(n_labels=3, **changes):
     return Learned(full_model(n_labels, 1.25), dataclasses.replace(report, **changes))
 
 
-class Balanced(HTMLParser):
-    """Checks that tags close in order, and collects what could load something."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.links = [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        assert tag not in ("script", "link", "iframe", "object")
-        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
-        if tag not in VOID_TAGS:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def written(path, *arguments, **options):
     """The report's text, checked to be a whole page that loads nothing."""
     write_report(path, *arguments, **options)
     text = Path(path).read_text("utf-8")
-    assert all(link.startswith("data:image/png;base64,") for link in Balanced(text).links)
+    links = Balanced(text, void=("meta",)).links
+    assert all(link.startswith("data:image/png;base64,") for link in links)
     assert "url(" not in text
     assert "@import" not in text
     return text

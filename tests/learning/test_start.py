@@ -1,21 +1,18 @@
 """The model that learning starts from."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from crfield import Diagonal, Potts, Symmetric, unary_from_probabilities
 from crfield._core.validate import InputError
 from crfield.datasets import synthetic_scenes
+from crfield.estimators import TrainingImage
 from crfield.learning import make_loss, starting_model
 
 
 def scenes(n, size):
     return [
-        SimpleNamespace(
-            image=scene.image, unary=unary_from_probabilities(scene.probabilities), truth=scene.mask
-        )
+        TrainingImage(scene.image, unary_from_probabilities(scene.probabilities), scene.mask)
         for scene in synthetic_scenes(n, size=size, n_labels=3, seed=0)
     ]
 
@@ -53,7 +50,7 @@ def test_the_start_is_better_than_its_input(loss):
 @pytest.mark.slow
 def test_widths_follow_the_size_of_the_images_and_the_range_of_their_colors():
     small, large = scenes(2, (40, 40)), scenes(2, (160, 160))
-    faint = [SimpleNamespace(image=e.image // 8, unary=e.unary, truth=e.truth) for e in large]
+    faint = [e._replace(image=e.image // 8) for e in large]
     kernels = [
         starting_model(3, given, make_loss("iou", given, 3), family="potts").terms[-1].kernel
         for given in (small, large, faint)
@@ -64,9 +61,9 @@ def test_widths_follow_the_size_of_the_images_and_the_range_of_their_colors():
 
 
 def test_images_without_contrast_volumes_and_nothing_at_all():
-    flat = SimpleNamespace(
-        image=np.full((5, 6, 7), 9, np.uint8), unary=np.random.default_rng(0).random((5, 6, 7, 2)),
-        truth=np.zeros((5, 6, 7), int),
+    flat = TrainingImage(
+        np.full((5, 6, 7), 9, np.uint8), np.random.default_rng(0).random((5, 6, 7, 2)),
+        np.zeros((5, 6, 7), int),
     )
     model = starting_model(2, [flat], make_loss("hamming", [flat], 2))
     assert len(model.terms) == 1

@@ -23,11 +23,6 @@ needs_triton = pytest.mark.skipif(not has_triton(), reason="Triton is not instal
 
 SUM_ERROR = 5e-4  # of float16 factors
 GRADIENT_ERROR = 1e-5  # of split factors; one float16 each would bring 2e-4
-# (points, columns, dimensions, images)
-SHAPES = [
-    (1, 1, 1, 1), (1, 5, 3, 3), (2, 2, 2, 2), (2, 21, 6, 1), (63, 1, 5, 1), (63, 33, 2, 1),
-    (64, 2, 3, 1), (64, 21, 5, 2), (65, 5, 1, 1), (65, 150, 4, 1), (130, 21, 5, 1), (130, 2, 2, 3),
-]
 
 
 def draw(n_points, n_columns, dim, n_images, *, spread=1.5):

@@ -1,16 +1,20 @@
-"""The examples run from the command line and write what they promise."""
+"""The examples run from the command line, write what they promise and refuse what is wrong."""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 from PIL import Image
 
+import read_letters
 import reconstruct_voxels
-from example_runs import run_quick
+import segment_grids
+from example_runs import run_quick, run_script
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="the example needs torch")
 
@@ -97,17 +101,113 @@ def test_estimate_pose(tmp_path):
         assert picture.width == 6 * (4 * 64 + 8) + 8
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["--views", "0"], "--views must be at least 1"),
-    (["--noise", "0"], "--noise must lie between"),
-    (["--noise", "nan"], "--noise must lie between"),
-    (["--outliers", "0.1", "0"], "--outliers must lie between"),
-    (["--quick", "--data", "."], "takes no --data"),
-    (["--data", "nowhere"], "must hold voxels96.npz"),
+@pytest.mark.slow
+def test_scenes_are_segmented_better_together(tmp_path):
+    done = run_script("segment_grids", "--quick", "-o", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "right and below" in done.stdout
+    assert done.stderr == ""
+    assert f"figures are in {tmp_path}\n" in done.stdout
+    rows = json.loads((tmp_path / "figures.json").read_text("utf-8"))
+    for row in rows:  # none is hidden
+        for text in row["warnings"]:
+            assert f"* {row['model']}: {text}\n" in done.stdout
+    assert [row["model"] for row in rows] == ["pixels alone", "one table", "right and below"]
+    assert rows[2]["accuracy"] > rows[0]["accuracy"]
+    assert (tmp_path / "scenes.png").stat().st_size > 1000
+
+
+def test_snakes_are_read(tmp_path):
+    folder = tmp_path / "snakes"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    colors = rng.integers(0, 2, (22, 3)).astype(np.uint8) * 255
+    np.savez(
+        folder / "snakes.npz", shape_train=np.array([[3, 4], [2, 5]], np.uint8),
+        X_train=colors, Y_train=np.arange(22, dtype=np.uint8) % 3,
+        shape_test=np.array([[3, 4]], np.uint8), X_test=colors[:12],
+        Y_test=np.zeros(12, np.uint8),
+    )
+    data = segment_grids.load_snakes(tmp_path)
+    X, y = data["train"]
+    assert [x.shape[:2] for x in X] == [(3, 4), (2, 5)]
+    np.testing.assert_array_equal(X[0].sum(-1), 1)
+    assert y[1].ravel().tolist() == [v % 3 for v in range(12, 22)]
+
+
+def test_edges_see_the_colors_at_their_ends():
+    grid = np.arange(6.0).reshape(2, 3, 1)
+    nodes, edges, features = segment_grids.as_graph(grid)
+    assert nodes.shape == (6, 9)
+    assert edges.tolist()[:2] == [[0, 1], [1, 2]]
+    assert features[0].tolist() == [1, 0, 1, 0, 0, 0]  # to the right: constant, here, there
+    assert features[-1].tolist() == [0, 0, 0, 1, 2, 5]  # downwards
+
+
+def test_neighbors_outside_are_zero():
+    found = segment_grids.with_neighbors(np.ones((2, 2, 1)))
+    assert found[0, 0].tolist() == [0, 0, 0, 0, 1, 1, 0, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("scipy") is None, reason="learning needs SciPy")
+def test_a_chain_reads_more_than_letters_alone(tmp_path):
+    done = run_script("read_letters", "--quick", "-o", tmp_path / "new")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "120 words to learn from, 120 to test" in done.stdout
+    alone, chain = json.loads((tmp_path / "new" / "figures.json").read_text("utf-8"))
+    assert 0.3 < alone["letters"] < chain["letters"] - 0.02 < 1
+    assert f"{100 * chain['letters']:.1f}" in done.stdout
+    with Image.open(tmp_path / "new" / "words.png") as picture:
+        assert picture.height == 8 * (read_letters.LETTER_HEIGHT + 2 * 22 + read_letters.GAP)
+
+
+def test_words_of_the_first_fold_are_told_from_the_others(tmp_path):
+    folder = tmp_path / "ocr_letters"
+    folder.mkdir()
+    bits = np.random.default_rng(0).integers(0, 2, (7, 128), np.uint8)
+    np.savez(
+        folder / "letters.npz", X_packed=np.packbits(bits, axis=1), y=np.arange(7, dtype=np.uint8),
+        word_offsets=np.array([0, 2, 5, 7]), fold=np.array([0, 4, 0], np.uint8),
+    )
+    (images, letters), (others, other_letters) = read_letters.load_words(tmp_path)
+    assert sorted("".join(word) for word in letters) == ["ab", "fg"]
+    assert ["".join(word) for word in other_letters] == ["cde"]
+    np.testing.assert_array_equal(others[0].reshape(3, -1), bits[2:5])
+    for word, text in zip(images, letters, strict=True):
+        start = "abcdefg".index(text[0])
+        np.testing.assert_array_equal(word, bits[start : start + 2].reshape(2, 16, 8))
+
+
+def test_wrong_letters_are_red():
+    images = [np.zeros((2, 8, 6))]
+    right, wrong = (
+        np.asarray(read_letters.draw_readings(images, [["A", "B"]], {"chain": [list(read)]}))
+        for read in ("AB", "AC")
+    )
+
+    def is_red(picture):
+        return (picture[..., 0].astype(int) - picture[..., 1] > 100).any()
+
+    assert is_red(wrong)
+    assert not is_red(right)
+
+
+@pytest.mark.parametrize(("example", "words", "message"), [
+    (reconstruct_voxels, ["--views", "0"], "--views must be at least 1"),
+    (reconstruct_voxels, ["--noise", "0"], "--noise must lie between"),
+    (reconstruct_voxels, ["--noise", "nan"], "--noise must lie between"),
+    (reconstruct_voxels, ["--outliers", "0.1", "0"], "--outliers must lie between"),
+    (reconstruct_voxels, ["--quick", "--data", "."], "takes no --data"),
+    (reconstruct_voxels, ["--data", "nowhere"], "must hold voxels96.npz"),
+    (segment_grids, ["--data", "."], "--data must hold snakes/snakes.npz"),
+    (read_letters, ["--data", "."], "--data must hold ocr_letters/letters.npz"),
 ])
-def test_reconstruct_voxels_refuses(words, message, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["reconstruct_voxels.py", *words])
+def test_wrong_words_are_refused(example, words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{example.__name__}.py", *words])
     with pytest.raises(SystemExit) as left:
-        reconstruct_voxels.main()
+        example.main()
     assert left.value.code == 2
     assert message in capsys.readouterr().err

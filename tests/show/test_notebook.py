@@ -8,7 +8,6 @@ import io
 import pickle
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import crfield
 from crfield import InferenceResult, InferenceStatus
 from crfield.graphs import FactorGraph, infer
 from crfield.show import notebook, pictures
+from html_page import Balanced
 
 RNG = np.random.default_rng(0)
 IMAGE = RNG.integers(0, 256, (30, 40, 3), dtype=np.uint8)
@@ -35,29 +35,10 @@ def embedded(html: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(found[0])))
 
 
-class Tags(HTMLParser):
-    """Refuses what is not closed, and scripts."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self._open: list[str] = []
-        self.feed(html)
-        assert not self._open
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        assert tag not in ("script", "iframe", "object")
-        assert not any(name.startswith("on") for name, _ in attrs)
-        if tag not in ("img", "br"):
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-
 def test_image_overlay_and_uncertainty_stand_side_by_side() -> None:
     result = result_of(IMAGE, LABELS)
     html = result._repr_html_()
-    Tags(html)
+    Balanced(html)
     sheet = np.asarray(embedded(html))
     assert np.array_equal(sheet, np.asarray(result.preview()))
     height = 160
@@ -123,7 +104,7 @@ def test_points_have_a_caption_only() -> None:
     result = model.infer(None, RNG.random((6, 2)))
     assert result.preview() is None
     assert "<img" not in result._repr_html_()
-    Tags(result._repr_html_())
+    Balanced(result._repr_html_())
 
 
 def test_the_image_is_the_callers_and_does_not_travel() -> None:
@@ -138,12 +119,12 @@ def test_the_image_is_the_callers_and_does_not_travel() -> None:
 
 def test_texts_are_escaped() -> None:
     hostile = '<script>alert("x")</script>'
-    Tags(notebook.facts(hostile, {hostile: hostile}))
-    Tags(notebook.figure(hostile, Image.new("RGB", (2, 2))))
+    Balanced(notebook.facts(hostile, {hostile: hostile}))
+    Balanced(notebook.figure(hostile, Image.new("RGB", (2, 2))))
     kernel = crfield.FeatureKernel("<b onclick=alert(1)>", 2)
     html = crfield.DenseCRF(2, [crfield.Pairwise(kernel, crfield.Potts(1))])._repr_html_()
     assert "<b " not in html
-    Tags(html)
+    Balanced(html)
 
 
 def test_models_show_their_terms() -> None:
@@ -152,21 +133,21 @@ def test_models_show_their_terms() -> None:
         crfield.Pairwise(crfield.Bilateral(60, 8), crfield.Symmetric(1 - np.eye(3)), 0.5),
     ])
     html = model._repr_html_()
-    Tags(html)
+    Balanced(html)
     for text in ("3 labels", "Spatial", "sigma 3, 2", "Potts", "weight 4", "sigma_xy 60",
                  "Symmetric", "3 x 3 numbers", "0.5"):
         assert text in html
-    Tags(crfield.DenseCRF(2)._repr_html_())
+    Balanced(crfield.DenseCRF(2)._repr_html_())
 
 
 def test_graph_results_show_how_they_ended() -> None:
     graph = FactorGraph(RNG.random((3, 2)))
     html = infer(graph)._repr_html_()
-    Tags(html)
+    Balanced(html)
     assert "no loops" in html
 
 
 def test_every_status_fits_into_a_caption() -> None:
     result = result_of(IMAGE, LABELS)
     for status in InferenceStatus:
-        Tags(replace(result, status=status)._repr_html_())
+        Balanced(replace(result, status=status)._repr_html_())

@@ -12,6 +12,7 @@ from PIL import Image
 
 from crfield._core.validate import InputError
 from crfield.show import pictures
+from refusal import refusal
 
 RNG = np.random.default_rng(0)
 
@@ -42,8 +43,7 @@ class TestPalette:
         assert pictures.label_palette(3).any()
 
     def test_no_colors_are_refused(self) -> None:
-        with pytest.raises(InputError, match="at least 1"):
-            pictures.label_palette(0)
+        assert "at least 1" in refusal(pictures.label_palette, 0)
 
 
 class TestColorize:
@@ -64,8 +64,7 @@ class TestColorize:
 
     @pytest.mark.parametrize("labels", [np.zeros((2, 2)), np.zeros(3, int)])
     def test_wrong_labels_are_refused(self, labels: Any) -> None:
-        with pytest.raises(InputError, match="labels must be"):
-            pictures.colorize(labels)
+        assert "labels must be" in refusal(pictures.colorize, labels)
 
 
 class TestOverlay:
@@ -113,8 +112,7 @@ class TestOverlay:
     def test_another_size_is_refused(self) -> None:
         with pytest.raises(InputError, match="same pixels"):
             pictures.overlay(np.zeros((4, 5), np.uint8), np.zeros((5, 4), int))
-        with pytest.raises(InputError, match="finite"):
-            pictures.overlay(np.full((2, 2), np.nan), np.zeros((2, 2), int))
+        assert "finite" in refusal(pictures.overlay, np.full((2, 2), np.nan), np.zeros((2, 2), int))
 
 
 class TestEntropy:
@@ -137,8 +135,7 @@ class TestEntropy:
         assert pixels(pictures.entropy_map(np.ones((2, 2, 1)))).max() < 60
 
     def test_labels_are_refused(self) -> None:
-        with pytest.raises(InputError, match="marginals must be"):
-            pictures.entropy_map(np.zeros((2, 2, 2), int))
+        assert "marginals must be" in refusal(pictures.entropy_map, np.zeros((2, 2, 2), int))
 
 
 class TestSheets:
@@ -162,10 +159,8 @@ class TestSheets:
 
     def test_titles_must_match(self) -> None:
         panel = Image.new("RGB", (8, 8))
-        with pytest.raises(InputError, match="1 titles"):
-            pictures.side_by_side(panel, panel, titles=["one"])
-        with pytest.raises(InputError, match="0 pictures"):
-            pictures.side_by_side()
+        assert "1 titles" in refusal(pictures.side_by_side, panel, panel, titles=["one"])
+        assert "0 pictures" in refusal(pictures.side_by_side)
 
     def test_stack_and_caption(self) -> None:
         upper, lower = Image.new("RGB", (60, 50), "red"), Image.new("RGB", (90, 40), "blue")
@@ -209,5 +204,4 @@ class TestLinePlot:
 
     @pytest.mark.parametrize("values", [[], [[1.0]], [1.0, np.nan]])
     def test_wrong_values_are_refused(self, values: Any) -> None:
-        with pytest.raises(InputError, match="values must be"):
-            pictures.line_plot(values)
+        assert "values must be" in refusal(pictures.line_plot, values)

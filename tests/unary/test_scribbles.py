@@ -18,6 +18,7 @@ from crfield.datasets import load_sample
 from crfield.unary.color_model import Memo
 from crfield.unary.mixture import SMALLEST_WIDTH, fit_mixture, log_components, log_density
 from crfield.unary.scribbles import colors_of, distances_to
+from refusal import refusal
 
 
 @pytest.fixture
@@ -198,8 +199,7 @@ def test_what_does_not_fit_is_refused(rng, monkeypatch):
     image, scribbles = two_colors(rng)
     big = np.tile(image, (12, 12, 1)), np.tile(scribbles, (12, 12))
     monkeypatch.setattr("crfield._core.validate.available_memory", lambda: 6e6)
-    with pytest.raises(InputError, match="GiB can be had"):
-        unary_from_scribbles(*big)
+    assert "GiB can be had" in refusal(unary_from_scribbles, *big)
 
 
 def test_densities_by_parts_are_the_same(rng, monkeypatch):
@@ -273,19 +273,19 @@ def test_paint_over_corrects_a_copy(rng):
     ({"n_labels": 1}, "0..0"),
     ({"components": 0}, "components must be at least 1"),
     ({"components": 2.5}, "components must be a whole number"),
-    ({"strength": 1.5}, r"strength must lie between 0 and 1"),
+    ({"strength": 1.5}, "strength must lie between 0 and 1"),
     ({"strength": float("nan")}, "strength must be finite"),
     ({"nearness": -1}, "nearness must lie"),
     ({"confidence": 0.0}, "confidence must lie in"),
     ({"confidence": 1.1}, "confidence must lie in"),
     ({"image": np.full((24, 32, 3), np.nan)}, "image must be finite"),
     ({"image": np.zeros((24, 32, 11))}, "at most 10 channels"),
-    ({"image": np.zeros((24, 12, 32))}, r"as \(Z, H, W, 1\)"),
+    ({"image": np.zeros((24, 12, 32))}, "as (Z, H, W, 1)"),
     ({"image": np.zeros((0, 5))}, "at least one pixel"),
     ({"image": np.zeros((5, 5, 0))}, "at least one pixel"),
-    ({"image": np.zeros(5), "scribbles": np.zeros(5, int)}, r"image must be \(H, W\)"),
+    ({"image": np.zeros(5), "scribbles": np.zeros(5, int)}, "image must be (H, W)"),
     ({"image": np.zeros((2, 2, 2, 2, 3)), "scribbles": np.zeros((2, 2, 2, 2), int)},
-     r"image must be \(H, W\)"),
+     "image must be (H, W)"),
     ({"image": np.full((24, 32), 1.7e308) * np.tile([1, -1], (24, 16))}, "range"),
     ({"colors": "x"}, "colors must be"),
     ({"spacing": 0}, "spacing must be positive"),
@@ -296,15 +296,12 @@ def test_paint_over_corrects_a_copy(rng):
 def test_bad_input(rng, change, words):
     image, scribbles = two_colors(rng)
     arguments = {"image": image, "scribbles": scribbles, **change}
-    with pytest.raises(InputError, match=words):
-        unary_from_scribbles(**arguments)
+    assert words in refusal(unary_from_scribbles, **arguments)
 
 
 def test_bad_paint():
-    with pytest.raises(InputError, match="the unary's grid"):
-        paint_over(np.zeros((4, 5, 2)), np.zeros((5, 4), int))
-    with pytest.raises(InputError, match=r"0\.\.1"):
-        paint_over(np.zeros((4, 5, 2)), np.full((4, 5), 2))
+    assert "the unary's grid" in refusal(paint_over, np.zeros((4, 5, 2)), np.zeros((5, 4), int))
+    assert "0..1" in refusal(paint_over, np.zeros((4, 5, 2)), np.full((4, 5), 2))
 
 
 def strokes_on_camera():
@@ -340,8 +337,7 @@ def test_refine_refuses_scribbles_that_are_none():
     sample, scribbles = strokes_on_camera()
     with pytest.raises(InputError, match="scribbles must be whole numbers"):
         crfield.refine(sample.image, scribbles / 255.0, scribbles=True)
-    with pytest.raises(InputError, match="pass it"):
-        crfield.refine(None, scribbles, scribbles=True)
+    assert "pass it" in refusal(crfield.refine, None, scribbles, scribbles=True)
 
 
 def test_scribbles_on_the_command_line(tmp_path, monkeypatch, capsys):
