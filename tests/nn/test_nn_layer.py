@@ -305,6 +305,18 @@ def test_images_of_whole_numbers_have_the_scale_of_arrays(dtype):
     np.testing.assert_allclose(found, wanted.marginals, atol=1e-5)
 
 
+def test_the_scale_of_an_image_does_not_depend_on_the_others_of_its_batch():
+    """Floats within [0, 1] beside floats up to 255: each image is read as it is alone."""
+    layer = crf_nn.DenseCRF(3, POTTS_TERMS, inference=EXACT, output="marginals").double()
+    logits, image = some_batch()
+    mixed = torch.stack([image[0] / 255, image[1]])
+    found = layer(logits, mixed)
+    for one in range(2):
+        part = slice(one, one + 1)
+        torch.testing.assert_close(found[part], layer(logits[part], mixed[part]))
+        torch.testing.assert_close(found[part], layer(logits[part], image[part]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["unrolled", "implicit"])
 def test_no_updates_at_all(gradient):
