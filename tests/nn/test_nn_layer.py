@@ -293,6 +293,26 @@ def test_inference_mode():
     torch.testing.assert_close(found.clone(), layer(logits).detach())
 
 
+def test_operators_of_coordinates_are_remembered_until_these_change():
+    layer = crf_nn.DenseCRF(2, [Pairwise(Spatial(3.0), Potts(1.0))]).double()
+    _, features, _, settings = layer.prepare(torch.zeros(1, 2, 60, 61).double(), None, None)
+    coordinates = features[0].detach().clone()
+
+    def build(values, n_images=1, dtype=torch.float64):
+        return build_operator(values, settings.terms[0], settings, n_images, dtype)
+
+    before = build(coordinates)
+    assert build(coordinates).plain is before.plain
+    old = before.diagonal()
+    coordinates *= 1.5  # in place
+    after = build(coordinates)
+    assert not torch.allclose(after.diagonal(), old)
+    wanted = build(coordinates.clone()).diagonal()
+    torch.testing.assert_close(after.diagonal(), wanted, rtol=0, atol=0)
+    for other in ({"n_images": 2}, {"dtype": torch.float32}):
+        assert build(coordinates, **other).plain is not after.plain
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16, torch.uint16])
 def test_images_of_whole_numbers_have_the_scale_of_arrays(dtype):
     layer = crf_nn.DenseCRF(3, POTTS_TERMS, output="marginals")
