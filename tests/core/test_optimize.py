@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,31 @@ def test_the_least_value_is_found_and_every_iterate_is_seen(optimizer):
     if optimizer in ("adam", "sgd"):
         assert len(seen) == 200
     assert evaluate(seen[0], None)[0] < evaluate(np.zeros(3), None)[0]
+
+
+@pytest.mark.parametrize("optimizer", ["gd", "cg"])
+def test_a_step_too_long_is_cut_to_the_least_value_of_the_parabola(optimizer):
+    """The first step moves by one unit, from 0.3 past the least value at 0 to where x^2 is more."""
+    asked, seen = [], []
+    minimize(
+        lambda x, i: asked.append(float(x[0])) or (float(x @ x), 2 * x), np.array([0.3]), optimizer,
+        max_iter=1, callback=lambda x: seen.append(float(x[0])) or False, batches=Batches(1),
+    )
+    assert asked[:2] == pytest.approx([0.3, -0.7])
+    assert seen == pytest.approx([0.0], abs=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["gd", "cg"])
+def test_no_step_moves_a_parameter_by_more_than_two_of_its_units(optimizer):
+    asked = []
+    slope = np.array([100.0, 1.0, 0.0])
+    minimize(
+        lambda x, i: asked.append(x) or (-float(slope @ x), -slope), np.zeros(3), optimizer,
+        max_iter=3, callback=lambda x: False, batches=Batches(1), scale=SCALE,
+    )
+    longest = max(np.abs((after - before) / SCALE).max() for before, after in pairwise(asked))
+    assert longest <= 2.0 + 1e-12
+    assert asked[-1][0] == pytest.approx(6.0), "of what falls for ever each step is the longest"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

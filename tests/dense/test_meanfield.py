@@ -307,3 +307,54 @@ def test_kept_filters_change_nothing():
         assert np.array_equal(found.marginals, named.infer(images[0], unary, **given).marginals)
     with pytest.raises(InputError, match="kept must be a KeptFilters"):
         named.infer(images[0], unary, kept={}, **given)
+
+
+def test_kept_filters_are_those_of_the_settings():
+    """Of one image, in turn exact, without small pairs, on a lattice, and in single precision."""
+    rng = np.random.default_rng(5)
+    unary, kept = rng.normal(size=(20, 30, 3)), KeptFilters()
+    crf = DenseCRF(3, [Pairwise(Spatial(2.0, normalization="none"), Potts(1.0))])
+    found = []
+    for options in (
+        {"filter": "exact"}, {"filter": "exact", "filter_tol": 0.3}, {"filter": "lattice"},
+    ):
+        for costs in (unary, unary.astype(np.float32)):
+            result = crf.infer(None, costs, max_iter=3, kept=kept, **options).marginals
+            assert np.array_equal(result, crf.infer(None, costs, max_iter=3, **options).marginals)
+            found.append(result)
+    assert len(kept._made) == 6
+    assert np.abs(found[0] - found[2]).max() > 1e-3, "small pairs count"
+
+
+@pytest.mark.parametrize("compatibility", [Potts(5000.0), Diagonal([5000.0, 5000.0])])
+def test_updates_in_turn_take_energies_of_any_size(compatibility):
+    """Numbers whose exponentials are 0 or infinite: the variables agree on the likelier label."""
+    unary = np.array([[0.0, 1.0], [0.0, 1.0], [0.5, 0.0]])
+    crf = DenseCRF(2, [Pairwise(FeatureKernel("f", 1, normalization="none"), compatibility)])
+    result = crf.infer(
+        None, unary, features={"f": np.zeros((3, 1))}, algorithm="sequential", max_iter=20
+    )
+    np.testing.assert_allclose(result.marginals, [[1.0, 0.0]] * 3, atol=1e-12)
+    assert np.isfinite(result.free_energies).all()
+    assert (np.diff(result.free_energies) <= 1e-9 * 5000).all()
+
+
+@pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel", "sequential"])
+def test_free_energies_are_those_of_the_costs_as_given(algorithm):
+    """A constant of each variable adds up, in the result and for the callback alike."""
+    rng = np.random.default_rng(6)
+    unary, constant = rng.normal(size=(6, 7, 3)), rng.uniform(500, 1000, (6, 7, 1))
+    crf = DenseCRF(3, [Pairwise(Spatial(2.0), Potts(1.0))])
+
+    def infer(costs):
+        seen = []
+        result = crf.infer(
+            None, costs, algorithm=algorithm, max_iter=3, tol=0.0,
+            callback=lambda i, q, energy: seen.append(energy) and False,
+        )
+        return result.free_energies, seen
+
+    plain, _ = infer(unary)
+    found, seen = infer(unary + constant)
+    np.testing.assert_allclose(found, plain + constant.sum(), rtol=1e-12)
+    assert seen == found[1:].tolist()

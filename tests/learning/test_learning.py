@@ -28,7 +28,7 @@ from crfield.learning import (
     learn,
     make_loss,
 )
-from crfield.learning.learner import LOSSES
+from crfield.learning.learner import LOSSES, _has_settled
 from crfield.learning.objective import fingerprint, unroll
 from refusal import refusal
 
@@ -105,6 +105,21 @@ def test_states_that_wait_for_the_totals_change_nothing(monkeypatch, spare):
     assert ours.value == point.value
     assert np.array_equal(ours.gradient, point.gradient)
     assert np.array_equal(ours.confusion, point.confusion)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_mini_batch_is_a_set_of_its_own(loss):
+    """Value and gradient are means over the chosen images, whatever the others are."""
+    examples = images(4)
+    parameters = Parameters(DenseCRF(3, [Pairwise(Spatial(1.5), Potts(1.0))]), ("compatibility",))
+    weighted, inference = make_loss(loss, examples, 3), Inference("concave", "exact", max_iter=2)
+    found = DatasetObjective(parameters, examples, weighted, inference)(parameters.start, [2, 0])
+    wanted = DatasetObjective(
+        parameters, [examples[2], examples[0]], weighted, inference
+    )(parameters.start)
+    assert found.value == wanted.value
+    assert np.array_equal(found.gradient, wanted.gradient)
+    assert np.array_equal(found.confusion, wanted.confusion)
 
 
 def test_gradient_goes_through_the_projection():
@@ -276,6 +291,17 @@ def test_learning_stops_when_it_has_settled_and_keeps_no_memory():
     assert len(whole.report.losses) == 13
     assert whole.report.stopped == "max_iter was reached"
     assert not resources._idle_arenas
+
+
+@pytest.mark.parametrize(("values", "settled"), [
+    ([9.0, 8.0, 7.9], True), ([9.0, 8.0, 7.0], False),
+    ([9.0, 5.0, 9.0, 8.0, 7.0], True),  # it falls, but was lower before
+    ([9.0, 5.0, 9.0, 4.0, 8.0], False), ([9.0, 9.0], False),
+    ([-5.0, -5.0, -5.1], True), ([-5.0, -5.0, -6.0], False),
+])
+def test_settled_is_what_gains_little_over_the_least_value_before(values, settled):
+    assert _has_settled(values, 0.15, 2) == settled
+    assert not _has_settled(values, 0.0, 2)
 
 
 def test_spacing_of_examples_scales_their_positions():

@@ -294,6 +294,26 @@ def test_inference_mode():
     torch.testing.assert_close(found.clone(), layer(logits).detach())
 
 
+def test_operators_of_coordinates_are_remembered_until_these_change():
+    layer = crf_nn.DenseCRF(2, [Pairwise(Spatial(3.0), Potts(1.0))]).double()
+    _, features, _, settings = layer.prepare(torch.zeros(1, 2, 60, 61).double(), None, None)
+    coordinates = features[0].detach().clone()
+
+    def build(values, n_images=1, dtype=torch.float64):
+        return build_operator(values, settings.terms[0], settings, n_images, dtype)
+
+    before = build(coordinates)
+    assert build(coordinates).plain is before.plain
+    old = before.diagonal()
+    coordinates *= 1.5  # in place
+    after = build(coordinates)
+    assert not torch.allclose(after.diagonal(), old)
+    wanted = build(coordinates.clone()).diagonal()
+    torch.testing.assert_close(after.diagonal(), wanted, rtol=0, atol=0)
+    for other in ({"n_images": 2}, {"dtype": torch.float32}):
+        assert build(coordinates, **other).plain is not after.plain
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16, torch.uint16])
 def test_images_of_whole_numbers_have_the_scale_of_arrays(dtype):
     layer = crf_nn.DenseCRF(3, POTTS_TERMS, output="marginals")
@@ -304,6 +324,18 @@ def test_images_of_whole_numbers_have_the_scale_of_arrays(dtype):
         picture[0].permute(1, 2, 0).numpy(), -logits[0].permute(1, 2, 0).numpy(), max_iter=5, tol=0
     )
     np.testing.assert_allclose(found, wanted.marginals, atol=1e-5)
+
+
+def test_the_scale_of_an_image_does_not_depend_on_the_others_of_its_batch():
+    """Floats within [0, 1] beside floats up to 255: each image is read as it is alone."""
+    layer = crf_nn.DenseCRF(3, POTTS_TERMS, inference=EXACT, output="marginals").double()
+    logits, image = some_batch()
+    mixed = torch.stack([image[0] / 255, image[1]])
+    found = layer(logits, mixed)
+    for one in range(2):
+        part = slice(one, one + 1)
+        torch.testing.assert_close(found[part], layer(logits[part], mixed[part]))
+        torch.testing.assert_close(found[part], layer(logits[part], image[part]))
 
 
 @pytest.mark.slow

@@ -87,6 +87,21 @@ def test_gradients_of_pair_energies(normalization):
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
 
 
+@pytest.mark.parametrize("normalization", ["before", "after"])
+def test_gradients_of_energies_of_unsymmetric_kernels(normalization):
+    """K q and K' q differ where points have unequal neighborhoods; both are in the gradient."""
+    logits, _, image = some_batch()
+    kernel = Bilateral(2.0, 100.0, normalization=normalization)
+    crf = crf_nn.DenseCRF(
+        3, [Pairwise(kernel, Symmetric(MATRIX))], inference=Inference("parallel", "exact"), learn=()
+    ).double()
+    energy = crf_nn.PairwiseEnergy(crf)
+    logits.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: 40 * energy(x, image), (logits,), atol=1e-7, rtol=1e-5
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 def test_pair_energies_within_compiled_graphs():

@@ -207,6 +207,21 @@ def test_only_what_is_asked_for_moves():
     assert moved == {"bias", "unary_weight"}
 
 
+def test_the_penalty_shrinks_patterns_and_image_weights_alone():
+    """After one step the runs with and without differ by the share step_size l2 of the start."""
+    model, inputs, masks = few_images(dtype=np.float64)
+    rng = np.random.default_rng(1)
+    patterns = dataclasses.replace(model.patterns, image_weights=rng.normal(size=(3, 5)))
+    model = dataclasses.replace(model, patterns=patterns)
+    plain, pulled = (
+        parameters_of(learn_patterns(model, inputs, masks, n_epochs=1, step_size=0.01, l2=l2).model)
+        for l2 in (0.0, 3.0)
+    )
+    for name, start in parameters_of(model).items():
+        share = 0.03 if name in ("weights", "image_weights") else 0.0
+        np.testing.assert_allclose(plain[name] - pulled[name], share * start, atol=1e-12)
+
+
 def test_pairwise_weights_of_zero_can_be_learned():
     model, inputs, masks = few_images()
     model = dataclasses.replace(model, pairwise_weights=[0.0], unary_weight=2.0)

@@ -43,6 +43,20 @@ def test_kinds(values, layout, kind, n_labels):
     assert kind in BILATERAL
 
 
+@pytest.mark.parametrize("n_channels", [1, 3, 4])
+def test_floats_of_the_shape_of_a_color_picture_are_labels(n_channels):
+    """Those that do not sum to 1 are refused then, and not taken for a volume's foreground."""
+    image = (12, 10, n_channels)
+    values = np.full(image, 0.9 / n_channels)
+    found, last = read_segmentation(values, image)
+    assert found.kind == "probabilities"
+    with pytest.raises(InputError, match="sum to 1"):
+        found.costs(last)
+    volume = (12, 10, 5)
+    assert read_segmentation(np.full(volume, 0.9 / 5), volume)[0].kind == "foreground"
+    assert read_segmentation(np.full(volume, 1 / 5), volume)[0].kind == "probabilities"
+
+
 def test_costs_are_those_of_the_formulas():
     found, values = read_segmentation(np.moveaxis(SOFT, -1, 0), IMAGE, layout="channels_first")
     assert np.array_equal(found.costs(values), unary_from_probabilities(SOFT))
