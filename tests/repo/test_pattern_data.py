@@ -128,7 +128,7 @@ def test_wrong_sets_are_refused():
     assert "size must be at least 8" in refusal(ellipse_set, 1, 3, size=4)
     assert "labels from 0 to 1, got 2" in refusal(noisy_unaries, np.full((1, 4, 4), 2))
     assert "(n, H, W)" in refusal(noisy_unaries, np.zeros((4, 4), int))
-    assert "noise must be at least" in refusal(noisy_unaries, np.zeros((1, 4, 4), int), noise=0)
+    assert "noise must lie between" in refusal(noisy_unaries, np.zeros((1, 4, 4), int), noise=0)
     assert "33 for 4" in refusal(variability, np.zeros((4, 3, 3), int), 33)
     assert "(n, H, W)" in refusal(variability, np.zeros(4, int), 2)
     message = refusal(variability, np.full((4, 3, 3), 255), 2)
