@@ -3,7 +3,6 @@
 from crfield._core.optimize import OPTIMIZERS
 from crfield.learning.baselines import (
     METRICS,
-    Searched,
     SearchReport,
     approximate_likelihood,
     generative_kernel,
@@ -17,7 +16,6 @@ from crfield.learning.baselines import (
 from crfield.learning.learner import (
     Learned,
     LearningReport,
-    default_l2,
     learn,
     make_loss,
 )
@@ -37,9 +35,7 @@ __all__ = [
     "LearningReport",
     "Parameters",
     "SearchReport",
-    "Searched",
     "approximate_likelihood",
-    "default_l2",
     "generative_kernel",
     "grid_search",
     "learn",

@@ -4,15 +4,15 @@ from crfield.patterns.convolutional import ConvolutionalPatterns
 from crfield.patterns.hidden import HiddenPosterior
 from crfield.patterns.inference import PatternResult, PatternStatus, infer
 from crfield.patterns.inputs import EIGHT_NEIGHBORS, FOUR_NEIGHBORS, PatternInputs
-from crfield.patterns.learning import PatternLearningResult, learn_patterns
+from crfield.patterns.learning import learn_patterns
 from crfield.patterns.measures import mask_scores
 from crfield.patterns.model import MultiLabelPatternCRF, PatternCRF
 from crfield.patterns.potential import PatternPotential, Patterns
 from crfield.patterns.pretraining import PretrainedPatterns, pretrain
-from crfield.patterns.relaxation import RelaxationResult, relax
+from crfield.patterns.relaxation import relax
 from crfield.patterns.rother import DeviationPatterns
 from crfield.patterns.sampling import Chains, sample
-from crfield.patterns.tradeoffs import Evaluation, Tradeoffs, choose_tradeoffs
+from crfield.patterns.tradeoffs import choose_tradeoffs
 
 __all__ = [
     "EIGHT_NEIGHBORS",
@@ -20,19 +20,15 @@ __all__ = [
     "Chains",
     "ConvolutionalPatterns",
     "DeviationPatterns",
-    "Evaluation",
     "HiddenPosterior",
     "MultiLabelPatternCRF",
     "PatternCRF",
     "PatternInputs",
-    "PatternLearningResult",
     "PatternPotential",
     "PatternResult",
     "PatternStatus",
     "Patterns",
     "PretrainedPatterns",
-    "RelaxationResult",
-    "Tradeoffs",
     "choose_tradeoffs",
     "infer",
     "learn_patterns",

@@ -4,7 +4,6 @@ from crfield.learning.baselines.generative import generative_kernel
 from crfield.learning.baselines.likelihood import approximate_likelihood, likelihood_gradient
 from crfield.learning.baselines.scoring import METRICS
 from crfield.learning.baselines.search import (
-    Searched,
     SearchReport,
     grid_search,
     local_search,
@@ -17,7 +16,6 @@ from crfield.learning.baselines.stages import piecewise
 __all__ = [
     "METRICS",
     "SearchReport",
-    "Searched",
     "approximate_likelihood",
     "generative_kernel",
     "grid_search",
