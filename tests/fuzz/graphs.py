@@ -124,7 +124,7 @@ def make_chains(maker: Maker) -> Call:
             check_sums(result.marginals)
             require(np.isin(result.labels, np.arange(n_states)).all(), "labels that are none")
             if edges:
-                check_sums(result.factor_marginals().reshape(n - len(lengths), -1))
+                check_sums(result.factor_marginals().reshape(n - len(lengths), n_states**2))
 
         return call(maker, on_chains(graphs.infer), given, check)
     if kind == "best":

@@ -285,6 +285,7 @@ def test_bad_costs():
     assert "got nan at index (1, 0, 0)" in refusal(call, [[[0.0]], [[np.nan]]])
     assert "got -inf" in refusal(call, [[[0.0]], [[-np.inf]]])
     assert "got 2e+30" in refusal(call, [[[0.0]], [[2e30]]])
+    assert "costs must be" in refusal(call, [[[0.0]], [[0.0], None]])
     impossible, flat = call([[[0.0]], [[np.inf]]]), call(np.zeros((2, 4, 4)))
     for verb in (infer, best, sample):
         assert "at least one pose, got none for the tree of part 0" in refusal(verb, impossible)

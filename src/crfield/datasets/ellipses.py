@@ -11,6 +11,7 @@ from crfield._core.validate import InputError, as_count, as_within, check_memory
 from crfield.metrics import as_label_map
 from crfield.unary.costs import unary_from_logits
 
+_MOST = 2**31  # masks, and pixels of a side
 N_LEVELS = 6
 
 # Ellipses as (center down, center right, half height, half width), in shares of the side.
@@ -75,11 +76,10 @@ def ellipse_set(level: int, n: int, *, size: int = 32, seed: int = 0) -> NDArray
         their spread.
     """
     spreads = _SPREADS[as_count(level, "level", maximum=N_LEVELS) - 1]
-    n, size = as_count(n, "n", minimum=0), as_count(size, "size", minimum=8)
+    n, size = as_count(n, "n", 0, _MOST), as_count(size, "size", 8, _MOST)
     seed = as_count(seed, "seed", minimum=0)
-    side = float(min(size, 2**31))
     check_memory(
-        (min(n, 2**31) + 40) * side * side, f"{n} masks with sides of {size}",
+        (n + 40.0) * size * size, f"{n} masks with sides of {size}",
         "ask for fewer or smaller ones",
     )
     masks = np.zeros((n, size, size), np.uint8)

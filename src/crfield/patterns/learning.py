@@ -185,11 +185,13 @@ def with_parameters(model: PatternCRF, parameters: Mapping[str, FloatArray]) -> 
     if patterns is not None:
         patterns = patterns.with_parameters({k: parameters[k] for k in patterns.parameters})
     unary_weight = model.unary_weight
-    if "unary_weight" in parameters:
-        unary_weight = float(np.exp(parameters["unary_weight"]))
+    with np.errstate(over="ignore"):  # the model refuses weights without end
+        if "unary_weight" in parameters:
+            unary_weight = float(np.exp(parameters["unary_weight"]))
+        pairwise_weights = np.exp(parameters["pairwise_weights"])
     return replace(
         model, patterns=patterns, visible_bias=parameters["visible_bias"],
-        unary_weight=unary_weight, pairwise_weights=np.exp(parameters["pairwise_weights"]),
+        unary_weight=unary_weight, pairwise_weights=pairwise_weights,
     )
 
 

@@ -126,8 +126,9 @@ class Poses:
             raise InputError(
                 f"body must be a PictorialStructure, got {type(body).__name__}; build one first."
             )
-        self.body, self.shape = body, np.shape(costs)
+        self.body = body
         self.costs = _as_part_costs(costs, body.n_parts, body.n_orientations)
+        self.shape = np.shape(costs)
         n_tables = body.n_orientations + 8
         check_memory(
             6.0 * self.costs.nbytes + 8.0 * n_tables * self.costs[0].size,
