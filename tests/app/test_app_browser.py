@@ -34,7 +34,7 @@ from app_page import (
 from crfield.app import Limits, RunningApp
 from crfield.datasets import load_sample
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.slow]
 SAMPLE = "crfield.state.image.source.sample"
 
 
