@@ -1,7 +1,5 @@
 """What a page that stands alone must look like."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 

@@ -5,8 +5,6 @@ its matrix by brute force. It is then checked to be linear, equal to that matrix
 symmetric where it says so, and to have the derivatives that central differences find.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -21,8 +19,6 @@ import pytest
 
 import reference
 from crfield.dense.kernels import NORMALIZATIONS
-
-STEP = 1e-6  # of central differences: points stay inside their simplices and cells
 
 # Points, columns, dimensions and images: one of each, around tiles of 64, many columns, all
 # dimensions up to nine and the lattice's largest.
@@ -251,20 +247,6 @@ def columns_for(places, n_columns):
     return u, v, np.float32(rng.normal(size=n_images * n)).astype(np.float64)
 
 
-def central_differences(function, places):
-    """d function / d numbers, one number after the other."""
-    numbers = places.numbers
-    found = np.empty_like(numbers)
-    for index in range(len(numbers)):
-        values = []
-        for step in (STEP, -STEP):
-            moved = numbers.copy()
-            moved[index] += step
-            values.append(function(places.moved(moved)))
-        found[index] = (values[0] - values[1]) / (2 * STEP)
-    return found
-
-
 class OperatorContract:
     """The tests; a subclass lists its operators."""
 
@@ -324,19 +306,20 @@ class DifferenceContract(OperatorContract):
         places = operator.places(shape)
         u, v, s = columns_for(places, shape[1])
         for normalization in operator.normalizations:
-            def build(moved, normalization=normalization):
-                return operator.build(moved, normalization, np.float64)
+            def build(numbers, normalization=normalization):
+                return operator.build(places.moved(numbers), normalization, np.float64)
 
             with poisoned():
-                kernel = build(places)
+                kernel = build(places.numbers)
                 of_pair, of_other = (derivative(kernel, [p]) for p in ((u, v), (v, 2 * u)))
                 of_diagonal = derivative(kernel, (), s)
                 added = derivative(kernel, [(u, v), (v, 2 * u)], s)
             for gradient, function in (
-                (of_pair, lambda moved: float((u * build(moved).apply(v)).sum())),
-                (of_diagonal, lambda moved: float((s * build(moved).diagonal()).sum())),
+                (of_pair, lambda numbers: float((u * build(numbers).apply(v)).sum())),
+                (of_diagonal, lambda numbers: float((s * build(numbers).diagonal()).sum())),
             ):
-                expected = central_differences(function, places)
+                # A step that keeps points inside their simplices and cells.
+                expected = reference.central_differences(function, places.numbers, 1e-6)
                 scale = np.abs(expected).max() + 1e-3
                 difference = np.abs(places.by_number(gradient) - expected).max()
                 assert difference < 1e-6 * scale, (normalization, difference)

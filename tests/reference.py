@@ -1,7 +1,5 @@
 """Independent float64 brute force: NumPy and itertools only, nothing from the package."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -120,6 +118,24 @@ def grid_matrix(features):
     return dense
 
 
+def central_differences(function, x, step=1e-6):
+    """d function / d x, one entry of x after the other."""
+    found = np.empty_like(x)
+    for index in np.ndindex(x.shape):
+        values = []
+        for sign in (1, -1):
+            moved = x.copy()
+            moved[index] += sign * step
+            values.append(function(moved))
+        found[index] = (values[0] - values[1]) / (2 * step)
+    return found
+
+
+def tied(entries):
+    """The matrix, or the gradient by it, with (a, b) and (b, a) tied, from independent entries."""
+    return entries + entries.T - np.diag(np.diag(entries))
+
+
 def softmax(x):
     """exp(x), normalized along the last axis."""
     e = np.exp(x - x.max(-1, keepdims=True))
@@ -140,6 +156,15 @@ def energy(labels, unary, pairs):
             for j in range(i + 1, n):
                 total += mu[labels[i], labels[j]] * kernel[i, j]
     return float(total)
+
+
+def graph_energies(costs, edges, tables):
+    """All labelings of a graph, one per row, and their energies; tables : (E, L, L)."""
+    states = enumerate_states(*costs.shape)
+    energies = costs[np.arange(len(costs)), states].sum(1)
+    for table, (i, j) in zip(tables, edges, strict=True):
+        energies = energies + table[states[:, i], states[:, j]]
+    return states, energies
 
 
 def log_partition(unary, pairs):

@@ -1,7 +1,5 @@
 """What a refusal must look like."""
 
-from __future__ import annotations
-
 import pytest
 
 from crfield import InputError

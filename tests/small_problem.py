@@ -1,7 +1,5 @@
 """A problem of 42 pixels on which every argument of inference has its right value."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from crfield import Bilateral, DenseCRF, FeatureKernel, Pairwise, Potts, Spatial
@@ -14,14 +12,9 @@ PROBABILITIES = RNG.dirichlet(np.ones(4), GRID)
 LABELS = RNG.integers(0, 3, GRID)
 FEATURES = RNG.normal(size=(42, 2))
 POSITIONS = RNG.uniform(0, 5, (42, 2))
-MODEL = DenseCRF(
-    2,
-    [
-        Pairwise(Spatial(2), Potts(1)),
-        Pairwise(Bilateral(5, 20), Potts(1)),
-        Pairwise(FeatureKernel("f", 2), Potts(1)),
-    ],
-)
+MODEL = DenseCRF(2, [
+    Pairwise(kernel, Potts(1)) for kernel in (Spatial(2), Bilateral(5, 20), FeatureKernel("f", 2))
+])
 
 
 def infer(**changes):

@@ -1,7 +1,5 @@
 """The compiled core by itself: the per-variable solvers, and every build of the hot loops."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

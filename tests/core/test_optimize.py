@@ -1,7 +1,5 @@
 """Every optimizer on a function whose least value is known."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -48,6 +46,18 @@ def test_a_step_too_long_is_cut_to_the_least_value_of_the_parabola(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", ["gd", "cg"])
+def test_a_look_further_counts_only_where_it_is_lower(optimizer):
+    """At 1 it still falls as steeply as at 0, and at 2 it is between the two again."""
+    seen = []
+    minimize(
+        lambda x, i: ({0: 0.0, 1: -1.0, 2: -0.5}[round(float(x[0]))], np.array([-1.0])),
+        np.zeros(1), optimizer, max_iter=1,
+        callback=lambda x: seen.append(float(x[0])) or False, batches=Batches(1),
+    )
+    assert seen == [1.0]
+
+
+@pytest.mark.parametrize("optimizer", ["gd", "cg"])
 def test_no_step_moves_a_parameter_by_more_than_two_of_its_units(optimizer):
     asked = []
     slope = np.array([100.0, 1.0, 0.0])
@@ -86,6 +96,51 @@ def test_mini_batches_cover_the_examples_in_an_order_of_the_seed(optimizer):
     assert [len(batch) for batch in batches] == [3, 1, 3, 1]
     assert sorted(batches[0] + batches[1]) == sorted(batches[2] + batches[3]) == [0, 1, 2, 3]
     assert order(0) == batches != order(1)
+
+
+def test_sgd_has_momentum():
+    """x_t+1 = x_t - step m_t with m_t = 0.9 m_t-1 + g_t, written out."""
+    seen = []
+    minimize(
+        evaluate, np.zeros(3), "sgd", max_iter=4, callback=lambda x: seen.append(x) or False,
+        batches=Batches(4, batch_size=4, step_size=0.1),
+    )
+    x = m = np.zeros(3)
+    for found in seen:
+        m = 0.9 * m + evaluate(x, None)[1]
+        x = x - 0.1 * m
+        np.testing.assert_allclose(found, x, rtol=1e-12)
+
+
+def test_directions_are_those_of_polak_and_ribiere():
+    """d = -g + max(g'(g - g_0) / g_0'g_0, 0) d_0; a product below 0 starts anew along -g.
+
+    The slopes are made up: the value falls wherever the search goes, and the second slope is in
+    the way of the first, so that g'(g - g_0) is positive, the third a share of it, so that it is
+    negative.
+    """
+    slopes = [np.array(g) for g in ([1.0, 0.0], [0.5, -0.8], [0.4, -0.64], [0.4, -0.64])]
+    asked = []
+
+    def made_up(x, indices):
+        asked.append(x)
+        # Each step is taken at once: flat enough ahead that the search looks no further.
+        return -float(len(asked)), slopes[min(len(asked), len(slopes)) - 1]
+
+    seen = [np.zeros(2)]
+    minimize(
+        made_up, seen[0], "cg", max_iter=3, callback=lambda x: seen.append(x) or False,
+        batches=Batches(1),
+    )
+    first, second, third = (
+        (b - a) / np.linalg.norm(b - a) for a, b in pairwise(seen[:4])
+    )
+    g0, g1, g2 = slopes[:3]
+    np.testing.assert_allclose(first, [-1, 0], atol=1e-12)
+    wanted = -g1 + g1 @ (g1 - g0) / (g0 @ g0) * -g0
+    np.testing.assert_allclose(second, wanted / np.linalg.norm(wanted), atol=1e-12)
+    assert g2 @ (g2 - g1) < 0
+    np.testing.assert_allclose(third, -g2 / np.linalg.norm(g2), atol=1e-12)
 
 
 def test_adam_is_that_of_its_paper():

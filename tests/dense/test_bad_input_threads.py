@@ -1,8 +1,5 @@
 """Inference from several threads, after a fork, and with any number of native threads."""
 
-import multiprocessing
-import os
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -69,28 +66,3 @@ def test_results_repeat_bit_by_bit_and_agree_across_thread_counts(algorithm, met
     assert equal(first, second)
     np.testing.assert_allclose(first.marginals, single.marginals, rtol=0, atol=1e-5)
     np.testing.assert_allclose(first.free_energies, single.free_energies, rtol=1e-5)
-
-
-def _infer_in_child(connection):
-    connection.send(infer(UNARIES[0]).marginals)
-    connection.close()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="only POSIX systems fork")
-def test_a_forked_child_can_infer():
-    expected = infer(UNARIES[0]).marginals  # the parent's pool has threads now
-    context = multiprocessing.get_context("fork")
-    for _ in range(3):
-        receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_infer_in_child, args=(sender,))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads, as meant
-            child.start()
-        try:
-            assert receiver.poll(60), "the child hangs"
-            assert np.array_equal(receiver.recv(), expected)
-            child.join(60)
-            assert child.exitcode == 0
-        finally:
-            child.kill()
-    assert np.array_equal(infer(UNARIES[0]).marginals, expected)

@@ -1,7 +1,5 @@
 """Features and kernels: what each looks at, and in which units."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -76,6 +74,7 @@ def test_one_covariance_of_positions_and_colors():
 def test_images_of_all_types_share_one_color_scale():
     rng = np.random.default_rng(1)
     image = rng.integers(0, 256, (5, 6, 3)).astype(np.uint8)
+    image[2, 3] = 0, 128, 255  # both ends of the scale
     expected = kernel_of(Bilateral(5, 30), (5, 6), image=image)
     same = [
         image.astype(np.uint16) * 257, image.astype(np.float32), image.astype(np.float64) / 255,

@@ -1,7 +1,5 @@
 """Energies by the book, all labelings one by one, and SciPy's maximum flow."""
 
-from __future__ import annotations
-
 import itertools
 from functools import cache
 

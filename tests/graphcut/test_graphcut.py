@@ -1,6 +1,6 @@
 """Cuts: equal to SciPy's flows and to enumeration, the same bits on any number of threads."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -47,6 +47,12 @@ def random_problem(rng, grid, n_offsets, largest):
     return costs, forward, backward
 
 
+def flattened(costs, forward, backward, offsets):
+    """A grid as `binary_energy` and `scipy_energy` take it."""
+    pairs = grid_pairs(costs.shape, offsets)
+    return costs.ravel(), pairs[:, 1:], pair_values(forward, pairs), pair_values(backward, pairs)
+
+
 def cut_one(costs, forward, backward=None, **options):
     """Labels and energy of a single grid."""
     found = cut_grids(
@@ -56,6 +62,11 @@ def cut_one(costs, forward, backward=None, **options):
     assert found.labels.dtype == np.uint8
     assert found.labels.shape == (1, *costs.shape)
     return found.labels[0], found.energies[0]
+
+
+def assert_same(one, other):
+    assert np.array_equal(one.labels, other.labels)
+    assert np.array_equal(one.energies, other.energies)
 
 
 def test_offsets_are_half_of_the_neighborhood():
@@ -83,9 +94,7 @@ def test_random_grids_have_the_energy_that_scipy_finds(ndim, neighbors, dtype):
         labels, energy = cut_one(
             *(a if a is None else a.astype(dtype) for a in (costs, forward, backward))
         )
-        pairs = grid_pairs(grid, offsets)
-        back = forward if backward is None else backward
-        values = costs.ravel(), pairs[:, 1:], pair_values(forward, pairs), pair_values(back, pairs)
+        values = flattened(costs, forward, forward if backward is None else backward, offsets)
         assert energy == scipy_energy(*values)
         assert energy == binary_energy(labels.ravel(), *values)
 
@@ -95,15 +104,12 @@ def test_larger_images_have_the_energy_that_scipy_finds(neighbors):
     rng = np.random.default_rng(neighbors)
     offsets = grid_offsets(2, neighbors)
     grid = (40, 53)
-    pairs = grid_pairs(grid, offsets)
     smooth = 60 * np.sin(np.arange(40) / 5)[:, None] * np.cos(np.arange(53) / 7)
     for strength in (5, 30, 200):
         costs = (smooth + rng.normal(0, 50, grid)).astype(np.int64)
         forward, backward = rng.integers(0, strength, size=(2, len(offsets), *grid))
         labels, energy = cut_one(costs, forward, backward)
-        values = (
-            costs.ravel(), pairs[:, 1:], pair_values(forward, pairs), pair_values(backward, pairs)
-        )
+        values = flattened(costs, forward, backward, offsets)
         assert energy == scipy_energy(*values) == binary_energy(labels.ravel(), *values)
         floats, float_energy = cut_one(*(a.astype(np.float32) for a in (costs, forward, backward)))
         assert np.array_equal(floats, labels)
@@ -118,12 +124,8 @@ def test_of_all_minimizers_the_one_with_the_fewest_ones(ndim, neighbors):
         grid = (2, 2, 3) if ndim == 3 else (3, 3)
         costs, forward, backward = random_problem(rng, grid, len(offsets), int(rng.choice([1, 2])))
         labels, energy = cut_one(costs, forward, backward)
-        pairs = grid_pairs(grid, offsets)
         every = labelings(costs.size, 2)
-        energies = binary_energy(
-            every, costs.ravel(), pairs[:, 1:], pair_values(forward, pairs),
-            pair_values(backward, pairs),
-        )
+        energies = binary_energy(every, *flattened(costs, forward, backward, offsets))
         assert energy == energies.min()
         smallest = every[energies == energies.min()].min(0)  # minimizers are a lattice
         assert np.array_equal(labels.ravel(), smallest)
@@ -147,10 +149,7 @@ def test_capacities_of_any_size_side_by_side(dtype):
         forward, backward = draw((2, len(offsets), *grid))
         costs = draw(grid) * rng.choice([-1, 1], grid).astype(dtype)
         labels, energy = cut_one(costs, forward, backward)
-        pairs = grid_pairs(grid, offsets)
-        values = (
-            costs.ravel(), pairs[:, 1:], pair_values(forward, pairs), pair_values(backward, pairs)
-        )
+        values = flattened(costs, forward, backward, offsets)
         least = binary_energy(labelings(costs.size, 2), *values).min()
         mine = binary_energy(labels.ravel(), *values)
         if costs.dtype.kind == "i":
@@ -175,11 +174,8 @@ def test_small_whole_numbers_by_enumeration(data):
         data.draw(arrays(np.uint8, (len(offsets), *grid), elements=st.integers(0, 4)))
         for _ in range(2)
     )
-    pairs = grid_pairs(grid, offsets)
-    energies = binary_energy(
-        labelings(costs.size, 2), costs.ravel(), pairs[:, 1:], pair_values(forward, pairs),
-        pair_values(backward, pairs),
-    )
+    values = flattened(costs, forward, backward, offsets)
+    energies = binary_energy(labelings(costs.size, 2), *values)
     assert cut_one(costs, forward, backward)[1] == energies.min()
 
 
@@ -239,8 +235,7 @@ def test_batches_are_their_grids_whatever_the_threads(dtype, shared):
     forward, backward = rng.uniform(0, 40, (2, 1 if shared else 13, 4, *grid)).astype(dtype)
     found = [cut_grids(costs, forward, backward=backward, threads=n) for n in (1, 2, 3, 16)]
     for other in found[1:]:
-        assert np.array_equal(other.labels, found[0].labels)
-        assert np.array_equal(other.energies, found[0].energies)
+        assert_same(other, found[0])
     for b in range(13):
         mine = 0 if shared else b
         labels, energy = cut_one(costs[b], forward[mine], backward[mine])
@@ -248,8 +243,7 @@ def test_batches_are_their_grids_whatever_the_threads(dtype, shared):
         assert energy == found[0].energies[b]
     mixed = cut_grids(costs, forward, backward=backward[:1])
     same = cut_grids(costs, forward, backward=np.repeat(backward[:1], len(forward), 0))
-    assert np.array_equal(mixed.labels, same.labels)
-    assert np.array_equal(mixed.energies, same.energies)
+    assert_same(mixed, same)
 
 
 def test_an_empty_batch():
@@ -262,19 +256,9 @@ def test_many_python_threads_at_once():
     rng = np.random.default_rng(8)
     costs, weights = rng.normal(size=(6, 20, 30)), rng.uniform(0, 1, (6, 2, 20, 30))
     expected = cut_grids(costs, weights, threads=1)
-    found = [None] * 8
-
-    def work(k):
-        found[k] = cut_grids(costs, weights, threads=2)
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for result in found:
-        assert np.array_equal(result.labels, expected.labels)
-        assert np.array_equal(result.energies, expected.energies)
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda _: cut_grids(costs, weights, threads=2), range(8)):
+            assert_same(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.float32, np.float64])

@@ -34,62 +34,59 @@ def with_entry(array, index, value):
     return changed
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: grid_offsets(4, 8), "ndim must be at least 2 and at most 3"),
-        (lambda: grid_offsets(2, 6), "neighbors must be 4 or 8"),
-        (lambda: grid_offsets(3, 8), "neighbors must be 6 or 26"),
-        (lambda: grid_offsets(2, "4"), "whole number"),
-        (lambda: cut_grids(COSTS[0], WEIGHTS), "(B, *grid)"),
-        (lambda: cut_grids(np.zeros((1, 0, 5)), np.zeros((1, 2, 0, 5))), "not empty"),
-        (lambda: cut_grids(np.zeros((1, 1, 1, 1, 1)), WEIGHTS), "(B, *grid)"),
-        (lambda: cut_grids("costs", WEIGHTS), "real numbers"),
-        (lambda: cut_grids([[[1, 2], [3]]], WEIGHTS), "same length"),
-        (lambda: cut_grids(1j * COSTS, WEIGHTS), "real numbers"),
-        (lambda: cut_grids(with_entry(COSTS, (1, 2, 3), np.nan), WEIGHTS), "index (1, 2, 3)"),
-        (lambda: cut_grids(with_entry(COSTS, (1, 2, 3), np.inf), WEIGHTS), "index (1, 2, 3)"),
-        (lambda: cut_grids(with_entry(COSTS, (1, 2, 3), 1e31), WEIGHTS), "1e+30"),
-        (lambda: cut_grids(COSTS, with_entry(WEIGHTS, (0, 1, 2, 3), np.nan)), "(0, 1, 2, 3)"),
-        (lambda: cut_grids(COSTS, with_entry(WEIGHTS, (0, 1, 2, 3), -1)), "got -1 at index"),
-        (lambda: cut_grids(COSTS, with_entry(WEIGHTS, (0, 1, 2, 3), 1e31)), "1e+30"),
-        (lambda: cut_grids(COSTS, WEIGHTS, backward=-WEIGHTS), "backward must not be negative"),
-        (lambda: cut_grids(COSTS, WEIGHTS[:, :, 1:]), "(1 or 2, 2, 4, 5)"),
-        (lambda: cut_grids(COSTS, WEIGHTS[0]), "(1 or 2, 2, 4, 5)"),
-        (lambda: cut_grids(COSTS, 3.0), "(1 or 2, 2, 4, 5)"),
-        (lambda: cut_grids(COSTS, np.ones((3, 2, 4, 5))), "(1 or 2, 2, 4, 5)"),
-        (lambda: cut_grids(COSTS, WEIGHTS, neighbors=8), "8 neighbors"),
-        (lambda: cut_grids(COSTS, WEIGHTS, backward=WEIGHTS[:, :1]), "backward must have shape"),
-        (lambda: cut_grids(COSTS, WEIGHTS, threads=0), "threads"),
-        (lambda: cut_grids(np.full((1, 4, 5), 2**62), np.ones((1, 2, 4, 5), int)), "64 bits"),
-        (lambda: minimize_binary_grid(np.zeros((4, 5, 3)), WEIGHTS[0]), "(*grid, 2)"),
-        (lambda: minimize_binary_grid(np.zeros((0, 3, 2)), WEIGHTS[0]), "unary must"),
-        (lambda: minimize_binary_grid(np.zeros((4, 5, 2)), WEIGHTS), "weights must have shape"),
-        (lambda: minimize_binary_grid(np.zeros((4, 5, 2)), -WEIGHTS[0]), "not be negative"),
-        (lambda: minimize_binary(UNARY[:, :1], EDGES, [1, 1]), "(N, 2)"),
-        (lambda: minimize_binary(UNARY[:0], [], []), "N >= 1"),
-        (lambda: minimize_binary(with_entry(UNARY, (1, 0), np.nan), EDGES, [1, 1]), "(1, 0)"),
-        (lambda: minimize_binary(UNARY, EDGES, [1, 1, 1]), "(2,) or (2, 2, 2)"),
-        (lambda: minimize_binary(UNARY, EDGES, [1, -1]), "got -1 at index (1,)"),
-        (lambda: minimize_binary(UNARY, EDGES, np.ones((2, 3, 3))), "(2,) or (2, 2, 2)"),
-        (lambda: minimize_binary(UNARY, EDGES, [1 - np.eye(2), np.eye(2)]), "0 + 0 at edge 1"),
-        (lambda: minimize_binary(UNARY, [(0, 1), (1, 3)], [1, 1]), "(1, 3) at edge 1"),
-        (lambda: minimize_binary(UNARY, [(0, -1), (1, 2)], [1, 1]), "(0, -1) at edge 0"),
-        (lambda: minimize_binary(UNARY, [(0, 1), (1, 1)], [1, 1]), "two different nodes"),
-        (lambda: minimize_binary(UNARY, [(0.0, 1.0)], [1]), "whole numbers of shape (E, 2)"),
-        (lambda: minimize_binary(UNARY, [0, 1], [1]), "(E, 2)"),
-        (lambda: max_flow(1, [], [], source=0, sink=0), "n_nodes must be at least 2"),
-        (lambda: max_flow(3, EDGES, [1, 1], source=0, sink=3), "sink must be at least 0"),
-        (lambda: max_flow(3, EDGES, [1, 1], source=-1, sink=2), "source must be at least 0"),
-        (lambda: max_flow(3, EDGES, [1, 1], source=1, sink=1), "two nodes"),
-        (lambda: max_flow(3, EDGES, [1], source=0, sink=2), "capacities must have one number"),
-        (lambda: max_flow(3, EDGES, [1, -1], source=0, sink=2), "capacities must not be negative"),
-        (lambda: max_flow(3, EDGES, [1, np.nan], source=0, sink=2), "capacities must be finite"),
-        (lambda: max_flow(3, EDGES, [1, 1], [1], source=0, sink=2), "reverse_capacities"),
-        (lambda: max_flow(3, EDGES, [1, 1], [1, -1], source=0, sink=2), "reverse_capacities"),
-        (lambda: max_flow(3, EDGES, [2**62, 1], source=0, sink=2), "64 bits"),
-    ],
-)
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: grid_offsets(4, 8), "ndim must be at least 2 and at most 3"),
+    (lambda: grid_offsets(2, 6), "neighbors must be 4 or 8"),
+    (lambda: grid_offsets(3, 8), "neighbors must be 6 or 26"),
+    (lambda: grid_offsets(2, "4"), "whole number"),
+    (lambda: cut_grids(COSTS[0], WEIGHTS), "(B, *grid)"),
+    (lambda: cut_grids(np.zeros((1, 0, 5)), np.zeros((1, 2, 0, 5))), "not empty"),
+    (lambda: cut_grids(np.zeros((1, 1, 1, 1, 1)), WEIGHTS), "(B, *grid)"),
+    (lambda: cut_grids("costs", WEIGHTS), "real numbers"),
+    (lambda: cut_grids([[[1, 2], [3]]], WEIGHTS), "same length"),
+    (lambda: cut_grids(1j * COSTS, WEIGHTS), "real numbers"),
+    (lambda: cut_grids(with_entry(COSTS, (1, 2, 3), np.nan), WEIGHTS), "index (1, 2, 3)"),
+    (lambda: cut_grids(with_entry(COSTS, (1, 2, 3), np.inf), WEIGHTS), "index (1, 2, 3)"),
+    (lambda: cut_grids(with_entry(COSTS, (1, 2, 3), 1e31), WEIGHTS), "1e+30"),
+    (lambda: cut_grids(COSTS, with_entry(WEIGHTS, (0, 1, 2, 3), np.nan)), "(0, 1, 2, 3)"),
+    (lambda: cut_grids(COSTS, with_entry(WEIGHTS, (0, 1, 2, 3), -1)), "got -1 at index"),
+    (lambda: cut_grids(COSTS, with_entry(WEIGHTS, (0, 1, 2, 3), 1e31)), "1e+30"),
+    (lambda: cut_grids(COSTS, WEIGHTS, backward=-WEIGHTS), "backward must not be negative"),
+    (lambda: cut_grids(COSTS, WEIGHTS[:, :, 1:]), "(1 or 2, 2, 4, 5)"),
+    (lambda: cut_grids(COSTS, WEIGHTS[0]), "(1 or 2, 2, 4, 5)"),
+    (lambda: cut_grids(COSTS, 3.0), "(1 or 2, 2, 4, 5)"),
+    (lambda: cut_grids(COSTS, np.ones((3, 2, 4, 5))), "(1 or 2, 2, 4, 5)"),
+    (lambda: cut_grids(COSTS, WEIGHTS, neighbors=8), "8 neighbors"),
+    (lambda: cut_grids(COSTS, WEIGHTS, backward=WEIGHTS[:, :1]), "backward must have shape"),
+    (lambda: cut_grids(COSTS, WEIGHTS, threads=0), "threads"),
+    (lambda: cut_grids(np.full((1, 4, 5), 2**62), np.ones((1, 2, 4, 5), int)), "64 bits"),
+    (lambda: minimize_binary_grid(np.zeros((4, 5, 3)), WEIGHTS[0]), "(*grid, 2)"),
+    (lambda: minimize_binary_grid(np.zeros((0, 3, 2)), WEIGHTS[0]), "unary must"),
+    (lambda: minimize_binary_grid(np.zeros((4, 5, 2)), WEIGHTS), "weights must have shape"),
+    (lambda: minimize_binary_grid(np.zeros((4, 5, 2)), -WEIGHTS[0]), "not be negative"),
+    (lambda: minimize_binary(UNARY[:, :1], EDGES, [1, 1]), "(N, 2)"),
+    (lambda: minimize_binary(UNARY[:0], [], []), "N >= 1"),
+    (lambda: minimize_binary(with_entry(UNARY, (1, 0), np.nan), EDGES, [1, 1]), "(1, 0)"),
+    (lambda: minimize_binary(UNARY, EDGES, [1, 1, 1]), "(2,) or (2, 2, 2)"),
+    (lambda: minimize_binary(UNARY, EDGES, [1, -1]), "got -1 at index (1,)"),
+    (lambda: minimize_binary(UNARY, EDGES, np.ones((2, 3, 3))), "(2,) or (2, 2, 2)"),
+    (lambda: minimize_binary(UNARY, EDGES, [1 - np.eye(2), np.eye(2)]), "0 + 0 at edge 1"),
+    (lambda: minimize_binary(UNARY, [(0, 1), (1, 3)], [1, 1]), "(1, 3) at edge 1"),
+    (lambda: minimize_binary(UNARY, [(0, -1), (1, 2)], [1, 1]), "(0, -1) at edge 0"),
+    (lambda: minimize_binary(UNARY, [(0, 1), (1, 1)], [1, 1]), "two different nodes"),
+    (lambda: minimize_binary(UNARY, [(0.0, 1.0)], [1]), "whole numbers of shape (E, 2)"),
+    (lambda: minimize_binary(UNARY, [0, 1], [1]), "(E, 2)"),
+    (lambda: max_flow(1, [], [], source=0, sink=0), "n_nodes must be at least 2"),
+    (lambda: max_flow(3, EDGES, [1, 1], source=0, sink=3), "sink must be at least 0"),
+    (lambda: max_flow(3, EDGES, [1, 1], source=-1, sink=2), "source must be at least 0"),
+    (lambda: max_flow(3, EDGES, [1, 1], source=1, sink=1), "two nodes"),
+    (lambda: max_flow(3, EDGES, [1], source=0, sink=2), "capacities must have one number"),
+    (lambda: max_flow(3, EDGES, [1, -1], source=0, sink=2), "capacities must not be negative"),
+    (lambda: max_flow(3, EDGES, [1, np.nan], source=0, sink=2), "capacities must be finite"),
+    (lambda: max_flow(3, EDGES, [1, 1], [1], source=0, sink=2), "reverse_capacities"),
+    (lambda: max_flow(3, EDGES, [1, 1], [1, -1], source=0, sink=2), "reverse_capacities"),
+    (lambda: max_flow(3, EDGES, [2**62, 1], source=0, sink=2), "64 bits"),
+])
 def test_cuts_that_make_no_sense(call, words):
     assert words in refusal(call)
 
@@ -138,9 +135,7 @@ def test_models_that_no_move_takes(move, changes, words):
     def start(shape):
         return init if init is None or np.ndim(init) else np.full(shape, init)
 
-    assert words in refusal(
-        on_graph, unary, edges, np.full(11, weight), init=start(12), **options
-    )
+    assert words in refusal(on_graph, unary, edges, np.full(11, weight), init=start(12), **options)
     if isinstance(unary, np.ndarray) and unary.ndim == 2 and len(unary):
         unary = unary.reshape(3, 4, 4)
     assert words in refusal(
@@ -157,38 +152,42 @@ def test_the_labels_that_break_the_triangle_inequality_are_named():
     assert alpha_beta_swap(np.zeros((3, 4)), EDGES, [1, 1], mu).converged
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: alpha_expansion(np.zeros((3, 4)), EDGES, [1]), "each of 2 edges"),
-        (lambda: alpha_expansion(np.zeros((3, 4)), [(0, 3)], [1]), "(0, 3) at edge 0"),
-        (lambda: alpha_expansion_grid(np.zeros((3, 4)), WEIGHTS[0]), "(*grid, L)"),
-        (lambda: alpha_expansion_grid(np.zeros((4, 5, 3)), WEIGHTS), "weights must have shape"),
-        (lambda: alpha_expansion_grid(np.zeros((4, 5, 3)), 1.0), "weights must have shape"),
-        (
-            lambda: alpha_expansion_grid(np.zeros((4, 5, 3)), WEIGHTS[0], neighbors=8),
-            "8 neighbors",
-        ),
-        (lambda: constant_weights((3, 4), 6), "3 lengths"),
-        (lambda: constant_weights((3, 0), 4), "grid must be at least 1"),
-        (lambda: constant_weights(5, 4), "grid"),
-        (lambda: constant_weights((3, 4), 5), "neighbors must be 4 or 8"),
-        (lambda: contrast_weights(np.zeros(4), 4), "2 axes"),
-        (lambda: contrast_weights(np.zeros((0, 4)), 4), "2 axes"),
-        (lambda: contrast_weights(np.zeros((4, 4)), 6), "3 axes"),
-        (lambda: contrast_weights(np.zeros((4, 4)), None), "neighbors"),
-        (lambda: contrast_weights(np.full((4, 4), np.nan), 4), "index (0, 0)"),
-        (lambda: contrast_weights(np.full((4, 4), 1e200), 4), "1e+100"),
-        (lambda: contrast_weights(np.zeros((4, 4)), 4, beta=-1), "beta"),
-        (lambda: contrast_weights(np.zeros((4, 4)), 4, beta="x"), "beta"),
-        (lambda: boundary_weights(np.zeros((4, 4, 2)), 4), "2 axes"),
-        (lambda: boundary_weights(np.full((4, 4), 1.5), 4), "got 1.5 at index (0, 0)"),
-        (lambda: boundary_weights(np.full((4, 4), -0.5), 4), "0 to 1"),
-        (lambda: boundary_weights(np.full((4, 4), np.nan), 4), "finite"),
-        (lambda: boundary_weights(np.zeros((4, 4)), 4, floor=0), "floor"),
-        (lambda: boundary_weights(np.zeros((4, 4)), 4, floor=2), "floor"),
-    ],
-)
+@pytest.mark.parametrize("between", range(4))
+def test_a_shortcut_through_any_label_is_found(between):
+    mu = 3.0 * (1 - np.eye(4))
+    mu[between], mu[:, between] = 1.0, 1.0
+    mu[between, between] = 0.0
+    a, b = [label for label in range(4) if label != between][:2]
+    message = refusal(alpha_expansion, np.zeros((3, 4)), EDGES, [1, 1], mu)
+    assert f"mu[{a}, {b}] = 3 > mu[{a}, {between}] + mu[{between}, {b}] = 1 + 1" in message
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: alpha_expansion(np.zeros((3, 4)), EDGES, [1]), "each of 2 edges"),
+    (lambda: alpha_expansion(np.zeros((3, 4)), [(0, 3)], [1]), "(0, 3) at edge 0"),
+    (lambda: alpha_expansion_grid(np.zeros((3, 4)), WEIGHTS[0]), "(*grid, L)"),
+    (lambda: alpha_expansion_grid(np.zeros((4, 5, 3)), WEIGHTS), "weights must have shape"),
+    (lambda: alpha_expansion_grid(np.zeros((4, 5, 3)), 1.0), "weights must have shape"),
+    (lambda: alpha_expansion_grid(np.zeros((4, 5, 3)), WEIGHTS[0], neighbors=8), "8 neighbors"),
+    (lambda: constant_weights((3, 4), 6), "3 lengths"),
+    (lambda: constant_weights((3, 0), 4), "grid must be at least 1"),
+    (lambda: constant_weights(5, 4), "grid"),
+    (lambda: constant_weights((3, 4), 5), "neighbors must be 4 or 8"),
+    (lambda: contrast_weights(np.zeros(4), 4), "2 axes"),
+    (lambda: contrast_weights(np.zeros((0, 4)), 4), "2 axes"),
+    (lambda: contrast_weights(np.zeros((4, 4)), 6), "3 axes"),
+    (lambda: contrast_weights(np.zeros((4, 4)), None), "neighbors"),
+    (lambda: contrast_weights(np.full((4, 4), np.nan), 4), "index (0, 0)"),
+    (lambda: contrast_weights(np.full((4, 4), 1e200), 4), "1e+100"),
+    (lambda: contrast_weights(np.zeros((4, 4)), 4, beta=-1), "beta"),
+    (lambda: contrast_weights(np.zeros((4, 4)), 4, beta="x"), "beta"),
+    (lambda: boundary_weights(np.zeros((4, 4, 2)), 4), "2 axes"),
+    (lambda: boundary_weights(np.full((4, 4), 1.5), 4), "got 1.5 at index (0, 0)"),
+    (lambda: boundary_weights(np.full((4, 4), -0.5), 4), "0 to 1"),
+    (lambda: boundary_weights(np.full((4, 4), np.nan), 4), "finite"),
+    (lambda: boundary_weights(np.zeros((4, 4)), 4, floor=0), "floor"),
+    (lambda: boundary_weights(np.zeros((4, 4)), 4, floor=2), "floor"),
+])
 def test_weights_that_make_no_sense(call, words):
     assert words in refusal(call)
 

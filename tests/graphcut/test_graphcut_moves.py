@@ -134,9 +134,7 @@ def test_grids_are_graphs(move, ndim, neighbors):
         unary = rng.integers(0, 40, size=(*grid, 4)).astype(float)
         weights = rng.integers(0, 12, size=(len(offsets), *grid)).astype(float)
         on_grid = GRID_MOVES[move](unary, weights, mu)
-        on_graph = MOVES[move](
-            unary.reshape(-1, 4), pairs[:, 1:], pair_values(weights, pairs), mu
-        )
+        on_graph = MOVES[move](unary.reshape(-1, 4), pairs[:, 1:], pair_values(weights, pairs), mu)
         assert on_grid.energy == on_graph.energy
         assert np.array_equal(on_grid.labels.ravel(), on_graph.labels)
         single = GRID_MOVES[move](unary.astype(np.float32), weights.astype(np.float32), mu)

@@ -1,7 +1,5 @@
 """Chains by brute force: every labeling, or logarithms step by step; numpy and itertools only."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 
@@ -23,9 +21,7 @@ def enumerate_chain(costs, transitions, temperature=1.0):
     """costs : (T, L); transitions : (L, L) or (T - 1, L, L)."""
     costs = np.asarray(costs, np.float64)
     length, n_states = costs.shape
-    tables = np.broadcast_to(
-        np.asarray(transitions, np.float64), (length - 1, n_states, n_states)
-    )
+    tables = np.broadcast_to(np.asarray(transitions, np.float64), (length - 1, n_states, n_states))
     labels = np.array(list(itertools.product(range(n_states), repeat=length)))
     energies = costs[np.arange(length), labels].sum(1)
     energies += tables[np.arange(length - 1), labels[:, :-1], labels[:, 1:]].sum(1)

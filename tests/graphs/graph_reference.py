@@ -1,7 +1,5 @@
 """Factor graphs by enumeration: an independent reference in float64."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

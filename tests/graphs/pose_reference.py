@@ -1,7 +1,5 @@
 """Distance transforms and poses by brute force: every position, every pose."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

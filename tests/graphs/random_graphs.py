@@ -1,7 +1,5 @@
 """Random factor graphs, each as the library's and as the reference's."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from crfield.graphs import (

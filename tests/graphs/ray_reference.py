@@ -1,7 +1,5 @@
 """Rays by brute force: every state of all voxels, exact decimals, small steps along a line."""
 
-from __future__ import annotations
-
 import itertools
 from decimal import Decimal, localcontext
 

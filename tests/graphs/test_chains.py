@@ -12,7 +12,7 @@ from crfield.graphs import Chains, best, infer, k_best, sample
 
 
 def random_batch(rng, *, per_edge, scale=2.0, longest=7, most_states=4, whole=False):
-    """Ragged chains, some of a single node, and their transitions chain by chain."""
+    """Ragged chains, some of a single node, and their costs and transitions chain by chain."""
     n_states = int(rng.integers(1, most_states + 1))
     lengths = rng.integers(1, longest + 1, size=rng.integers(1, 5))
     draw = (
@@ -22,12 +22,9 @@ def random_batch(rng, *, per_edge, scale=2.0, longest=7, most_states=4, whole=Fa
     costs = [draw(t, n_states) for t in lengths]
     shared = draw(n_states, n_states)
     if per_edge:
-        return costs, [draw(t - 1, n_states, n_states) for t in lengths]
-    return costs, [shared] * len(lengths)
-
-
-def joined(tables, per_edge):
-    return tables if per_edge else tables[0]
+        tables = [draw(t - 1, n_states, n_states) for t in lengths]
+        return Chains(costs, tables), costs, tables
+    return Chains(costs, shared), costs, [shared] * len(lengths)
 
 
 @pytest.mark.slow
@@ -37,8 +34,7 @@ def joined(tables, per_edge):
 def test_marginals_and_partition_functions_equal_enumeration(per_edge, scale, temperature):
     rng = np.random.default_rng([per_edge, int(scale), int(10 * temperature)])
     for _ in range(12):
-        costs, tables = random_batch(rng, per_edge=per_edge, scale=scale)
-        chains = Chains(costs, joined(tables, per_edge))
+        chains, costs, tables = random_batch(rng, per_edge=per_edge, scale=scale)
         found = infer(chains, temperature=temperature)
         every = [enumerate_chain(*pair, temperature) for pair in zip(costs, tables, strict=True)]
         np.testing.assert_allclose(
@@ -59,8 +55,8 @@ def test_marginals_and_partition_functions_equal_enumeration(per_edge, scale, te
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
 def test_whole_numbers_are_minimized_exactly_with_ties_to_the_lower_label(seed, per_edge):
-    costs, tables = random_batch(np.random.default_rng(seed), per_edge=per_edge, whole=True)
-    chains = Chains(costs, joined(tables, per_edge))
+    rng = np.random.default_rng(seed)
+    chains, costs, tables = random_batch(rng, per_edge=per_edge, whole=True)
     found = best(chains)
     for labels, energy, cost, table in zip(
         chains.split(found.labels), found.energy, costs, tables, strict=True
@@ -73,9 +69,8 @@ def test_whole_numbers_are_minimized_exactly_with_ties_to_the_lower_label(seed, 
 def test_the_k_best_labelings_are_those_of_a_sorted_enumeration(per_edge):
     rng = np.random.default_rng(3)
     for _ in range(15):
-        costs, tables = random_batch(rng, per_edge=per_edge, longest=5)
+        chains, costs, tables = random_batch(rng, per_edge=per_edge, longest=5)
         k = int(rng.integers(1, 12))
-        chains = Chains(costs, joined(tables, per_edge))
         found = k_best(chains, k)
         first = chains.split(best(chains).labels)
         for c, (cost, table) in enumerate(zip(costs, tables, strict=True)):
@@ -108,13 +103,11 @@ def test_samples_have_the_enumerated_distribution(per_edge, scale):
         for table in tables[:1] if not per_edge else tables:
             table[..., 1:, 1:] += 2 * scale
     n_samples = 20_000
-    drawn = sample(Chains(costs, joined(tables, per_edge)), n_samples, seed=11)
-    begin = 0
-    for cost, table in zip(costs, tables, strict=True):
+    chains = Chains(costs, tables if per_edge else tables[0])
+    drawn = chains.split(sample(chains, n_samples, seed=11).T)
+    for part, cost, table in zip(drawn, costs, tables, strict=True):
         every = enumerate_chain(cost, table)
-        part = drawn[:, begin : begin + len(cost)]
-        begin += len(cost)
-        number = part @ (3 ** np.arange(len(cost))[::-1])
+        number = part.T @ (3 ** np.arange(len(cost))[::-1])
         seen = np.bincount(number, minlength=len(every.energies))
         expected = n_samples * np.exp(-every.energies + every.log_partition * -1)
         rare = expected < 5

@@ -1,7 +1,5 @@
 """Distance transforms equal a look at all pairs of positions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,13 +1,13 @@
 """Agreement of calibrated images: against loops over windows, and surfaces whose depth is known."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crfield import InputError
 from crfield.graphs import Camera, RayModel, VoxelGrid, infer
 from crfield.graphs.vision.photo_consistency import (
     correlate_windows,
@@ -16,6 +16,7 @@ from crfield.graphs.vision.photo_consistency import (
     sample_bilinear,
     sweep_planes,
 )
+from refusal import refusal
 
 SIZE = (24, 30)
 NEAR = Camera.looking_at((0, -4, 0), (0, 0, 0), 30, SIZE)
@@ -53,7 +54,6 @@ def bilinear(image, column, row):
 
 
 def ncc(a, b, noise):
-    """Of two lists."""
     a, b = np.array(a) - np.mean(a), np.array(b) - np.mean(b)
     spread = ((a * a).mean() + noise**2) * ((b * b).mean() + noise**2)
     return (a * b).mean() / np.sqrt(spread) if spread > 0 else 0.0
@@ -239,39 +239,35 @@ def test_scores_of_photographs_reconstruct_a_plane():
 GOOD = np.zeros(SIZE)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: sample_bilinear(np.zeros(3), [[0, 0]]), r"image must have shape \(H, W\)"),
-        (lambda: sample_bilinear(np.zeros((0, 3)), [[0, 0]]), r"image must have shape \(H, W\)"),
-        (lambda: sample_bilinear(GOOD * np.nan, [[0, 0]]), "image must be finite"),
-        (lambda: sample_bilinear(GOOD, [0, 0, 0]), r"pixels must have shape \(\.\.\., 2\)"),
-        (lambda: correlate_windows(GOOD, GOOD[1:]), "images .* of one shape"),
-        (lambda: correlate_windows(GOOD[0], GOOD[0]), "images .* of one shape"),
-        (lambda: correlate_windows(GOOD, GOOD, 0), "radius must be at least 1"),
-        (lambda: correlate_windows(GOOD, GOOD, noise=-1), "noise must not be negative"),
-        (lambda: sweep_planes(NEAR, GOOD[1:], [(LEFT, GOOD)], [1]), "its camera's size"),
-        (lambda: sweep_planes(NEAR, GOOD, [(LEFT, GOOD.T)], [1]), "its camera's size"),
-        (lambda: sweep_planes(NEAR, GOOD, [], [1]), "one image at least"),
-        (lambda: sweep_planes(NEAR, GOOD, [LEFT], [1]), "others must be pairs"),
-        (lambda: sweep_planes(NEAR, GOOD, None, [1]), "others must be pairs"),
-        (lambda: sweep_planes(None, GOOD, [(LEFT, GOOD)], [1]), "must come with a Camera"),
-        (lambda: sweep_planes(NEAR, GOOD, [(LEFT, GOOD)], [1, 0]), "positive numbers"),
-        (lambda: sweep_planes(NEAR, GOOD, [(LEFT, GOOD)], []), "positive numbers"),
-        (lambda: sweep_planes(NEAR, GOOD, [(LEFT, GOOD)], [1], n_best=2), "n_best must be"),
-        (lambda: look_up(GOOD, [1], [0], [1]), r"shapes \(D, H, W\) and \(D,\)"),
-        (lambda: look_up(GOOD[None], [1, 2], [0], [1]), r"shapes \(D, H, W\) and \(D,\)"),
-        (lambda: look_up(np.zeros((2, 3, 4)), [2, 1], [0], [1]), "depths must increase"),
-        (lambda: look_up(GOOD[None], [1], [0.5], [1]), "pixels of whole numbers"),
-        (lambda: look_up(GOOD[None], [1], [0], [1, 2]), r"shape \(E,\)"),
-        (lambda: look_up(GOOD[None], [1], [GOOD.size], [1]), "pixels must lie between 0 and 719"),
-        (lambda: first_hits([0, 2], [0.5]), "offsets must run from 0 to the 1 entries"),
-        (lambda: first_hits([0, 2, 1], [0.5]), "offsets must not fall"),
-        (lambda: first_hits(np.array([0, 2, 1, 2], np.uint8), [0.5] * 2), "must not fall"),
-        (lambda: first_hits([0, 1], [[0.5]]), r"occupied must have shape \(E,\)"),
-        (lambda: first_hits([0, 1], [1.5]), "occupied must lie between 0 and 1"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: sample_bilinear(np.zeros(3), [[0, 0]]), r"image must have shape \(H, W\)"),
+    (lambda: sample_bilinear(np.zeros((0, 3)), [[0, 0]]), r"image must have shape \(H, W\)"),
+    (lambda: sample_bilinear(GOOD * np.nan, [[0, 0]]), "image must be finite"),
+    (lambda: sample_bilinear(GOOD, [0, 0, 0]), r"pixels must have shape \(\.\.\., 2\)"),
+    (lambda: correlate_windows(GOOD, GOOD[1:]), "images .* of one shape"),
+    (lambda: correlate_windows(GOOD[0], GOOD[0]), "images .* of one shape"),
+    (lambda: correlate_windows(GOOD, GOOD, 0), "radius must be at least 1"),
+    (lambda: correlate_windows(GOOD, GOOD, noise=-1), "noise must not be negative"),
+    (lambda: sweep_planes(NEAR, GOOD[1:], [(LEFT, GOOD)], [1]), "its camera's size"),
+    (lambda: sweep_planes(NEAR, GOOD, [(LEFT, GOOD.T)], [1]), "its camera's size"),
+    (lambda: sweep_planes(NEAR, GOOD, [], [1]), "one image at least"),
+    (lambda: sweep_planes(NEAR, GOOD, [LEFT], [1]), "others must be pairs"),
+    (lambda: sweep_planes(NEAR, GOOD, None, [1]), "others must be pairs"),
+    (lambda: sweep_planes(None, GOOD, [(LEFT, GOOD)], [1]), "must come with a Camera"),
+    (lambda: sweep_planes(NEAR, GOOD, [(LEFT, GOOD)], [1, 0]), "positive numbers"),
+    (lambda: sweep_planes(NEAR, GOOD, [(LEFT, GOOD)], []), "positive numbers"),
+    (lambda: sweep_planes(NEAR, GOOD, [(LEFT, GOOD)], [1], n_best=2), "n_best must be"),
+    (lambda: look_up(GOOD, [1], [0], [1]), r"shapes \(D, H, W\) and \(D,\)"),
+    (lambda: look_up(GOOD[None], [1, 2], [0], [1]), r"shapes \(D, H, W\) and \(D,\)"),
+    (lambda: look_up(np.zeros((2, 3, 4)), [2, 1], [0], [1]), "depths must increase"),
+    (lambda: look_up(GOOD[None], [1], [0.5], [1]), "pixels of whole numbers"),
+    (lambda: look_up(GOOD[None], [1], [0], [1, 2]), r"shape \(E,\)"),
+    (lambda: look_up(GOOD[None], [1], [GOOD.size], [1]), "pixels must lie between 0 and 719"),
+    (lambda: first_hits([0, 2], [0.5]), "offsets must run from 0 to the 1 entries"),
+    (lambda: first_hits([0, 2, 1], [0.5]), "offsets must not fall"),
+    (lambda: first_hits(np.array([0, 2, 1, 2], np.uint8), [0.5] * 2), "must not fall"),
+    (lambda: first_hits([0, 1], [[0.5]]), r"occupied must have shape \(E,\)"),
+    (lambda: first_hits([0, 1], [1.5]), "occupied must lie between 0 and 1"),
+])
 def test_wrong_input_is_refused(call, message):
-    with pytest.raises(InputError, match=message):
-        call()
+    assert re.search(message, refusal(call))

@@ -1,6 +1,6 @@
 """Poses of least energy, marginals and samples equal enumeration of all poses."""
 
-from __future__ import annotations
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,13 +28,15 @@ def random_model(seed, parents, n_orientations=1, grid=(2, 3), sizes=(1, 1), rul
     return (parents, offsets, weights, transitions), costs
 
 
-def enumerated(arguments, costs):
+def spread(arguments):
+    """Arguments of a model with offsets and weights for all pairs of orientations."""
     parents, offsets, weights, transitions = arguments
-    shape = (len(parents), *transitions.shape[1:], 2)
-    return AllPoses(
-        parents, np.broadcast_to(offsets, shape), np.broadcast_to(weights, shape), transitions,
-        costs,
-    )
+    shape = (*transitions.shape, 2)
+    return parents, np.broadcast_to(offsets, shape), np.broadcast_to(weights, shape), transitions
+
+
+def enumerated(arguments, costs):
+    return AllPoses(*spread(arguments), costs)
 
 
 def check_against_enumeration(arguments, costs):
@@ -45,11 +47,8 @@ def check_against_enumeration(arguments, costs):
     _, energy = truth.best()
     assert found.energy == pytest.approx(energy, rel=1e-12, abs=1e-12)
     states = np.column_stack([found.orientations, found.positions]).tolist()
-    shape = (*model.transitions.shape, 2)
-    assert pose_energy(
-        arguments[0], np.broadcast_to(model.offsets, shape),
-        np.broadcast_to(model.weights, shape), model.transitions, costs, states,
-    ) == pytest.approx(energy, rel=1e-12, abs=1e-12)
+    own = pose_energy(*spread(arguments), costs, states)
+    assert own == pytest.approx(energy, rel=1e-12, abs=1e-12)
     assert found.log_partition == -found.energy
     assert sums.log_partition == pytest.approx(truth.log_partition, abs=1e-9)
     np.testing.assert_allclose(sums.marginals, truth.marginals(), rtol=0, atol=1e-9)
@@ -120,18 +119,15 @@ def test_far_apart_costs_keep_their_marginals():
 
 
 def test_energies_of_many_poses():
-    (parents, offsets, weights, transitions), costs = random_model(1, (-1, 0, 0), 2, (3, 3), (2, 2))
-    model = PictorialStructure(parents, offsets, weights, transitions)
+    arguments, costs = random_model(1, (-1, 0, 0), 2, (3, 3), (2, 2))
     rng = np.random.default_rng(0)
     positions, turns = rng.integers(3, size=(4, 5, 3, 2)), rng.integers(2, size=(4, 5, 3))
-    energies = Poses(model, costs).energy(positions, turns)
+    energies = Poses(PictorialStructure(*arguments), costs).energy(positions, turns)
     assert energies.shape == (4, 5)
     states = np.concatenate([turns[..., None], positions], -1)
     for index in np.ndindex(4, 5):
-        assert energies[index] == pytest.approx(
-            pose_energy(parents, offsets, weights, transitions, costs, states[index].tolist()),
-            abs=1e-12,
-        )
+        expected = pose_energy(*arguments, costs, states[index].tolist())
+        assert energies[index] == pytest.approx(expected, abs=1e-12)
 
 
 def test_samples_have_the_marginals_and_the_pairs_of_the_model():
@@ -218,11 +214,7 @@ def test_maximum_likelihood_of_orientations():
         assert model.offsets.shape == (2, *sizes, 2)
         surprises[dependence] = surprise(model)
         for j, k in np.ndindex(*sizes):
-            chosen = np.ones(60, bool)
-            if sizes[0] == 2:
-                chosen &= turns[:, 0] == j
-            if sizes[1] == 2:
-                chosen &= turns[:, 1] == k
+            chosen = (turns % sizes == (j, k)).all(1)
             steps = (positions[:, 1] - positions[:, 0])[chosen]
             np.testing.assert_allclose(model.offsets[1, j, k], steps.mean(0))
             np.testing.assert_allclose(model.weights[1, j, k], 1 / (2 * steps.var(0)))
@@ -272,13 +264,12 @@ def test_bad_models(changes, words):
     assert words in refusal(PictorialStructure, **{**GOOD, **changes})
 
 
-def test_bad_costs():
-    model, turning = PictorialStructure(**GOOD), PictorialStructure(
-        **{**GOOD, "transitions": np.zeros((2, 3, 3))}
-    )
-    def call(costs):
-        return Poses(model, costs)
+MODEL = PictorialStructure(**GOOD)
+TURNING = PictorialStructure(**{**GOOD, "transitions": np.zeros((2, 3, 3))})
 
+
+def test_bad_costs():
+    call = partial(Poses, MODEL)
     assert "shape (2, H, W), got (3, 4, 4)" in refusal(call, np.zeros((3, 4, 4)))
     assert "got (2, 3, 4, 4)" in refusal(call, np.zeros((2, 3, 4, 4)))
     assert "got 0 x 4" in refusal(call, np.zeros((2, 0, 4)))
@@ -289,7 +280,7 @@ def test_bad_costs():
     impossible, flat = call([[[0.0]], [[np.inf]]]), call(np.zeros((2, 4, 4)))
     for verb in (infer, best, sample):
         assert "at least one pose, got none for the tree of part 0" in refusal(verb, impossible)
-    assert "shape (2, 3, H, W), got (2, 4, 4)" in refusal(Poses, turning, np.zeros((2, 4, 4)))
+    assert "shape (2, 3, H, W), got (2, 4, 4)" in refusal(Poses, TURNING, np.zeros((2, 4, 4)))
     assert "body must be a PictorialStructure" in refusal(Poses, None, np.zeros((2, 4, 4)))
     assert "threads must be" in refusal(infer, flat, threads=0)
     assert "n_samples must be at least 1" in refusal(sample, flat, 0)
@@ -297,23 +288,17 @@ def test_bad_costs():
     for verb in (infer, sample):
         assert "temperature must be 1" in refusal(verb, flat, temperature=0.5)
     assert "for k_best, got Poses" in refusal(k_best, flat, 2)
-    assert "schedule must be 'auto' or 'exact' for Poses" in refusal(
-        infer, flat, schedule="residual"
-    )
+    message = refusal(infer, flat, schedule="residual")
+    assert "schedule must be 'auto' or 'exact' for Poses" in message
     assert "factor_marginals is for factor graphs" in refusal(infer(flat).factor_marginals)
 
 
 def test_bad_poses():
-    model, turning = PictorialStructure(**GOOD), PictorialStructure(
-        **{**GOOD, "transitions": np.zeros((2, 3, 3))}
-    )
-    model, turning = Poses(model, np.zeros((2, 4, 5))), Poses(turning, np.zeros((2, 3, 4, 5)))
+    model, turning = Poses(MODEL, np.zeros((2, 4, 5))), Poses(TURNING, np.zeros((2, 3, 4, 5)))
     places = [[0, 0], [3, 4]]
     assert "whole numbers of shape (..., 2, 2)" in refusal(model.energy, [[0.0, 0], [1, 1]])
     assert "of shape (3, 2)" in refusal(model.energy, [[0, 0], [1, 1], [2, 2]])
-    assert "less than [4, 5], got 4 at index (1, 0)" in refusal(
-        model.energy, [[0, 0], [4, 4]]
-    )
+    assert "less than [4, 5], got 4 at index (1, 0)" in refusal(model.energy, [[0, 0], [4, 4]])
     assert "got -1 at index (0, 1)" in refusal(model.energy, [[0, -1], [0, 4]])
     assert "orientations must be given" in refusal(turning.energy, places)
     assert "less than 3, got 3" in refusal(turning.energy, places, [0, 3])

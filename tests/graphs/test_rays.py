@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import ray_reference as reference
+from crfield._core import _native
 from crfield.graphs import RayModel, VoxelGrid, fuse_independent, infer, ray_messages
 
 PRODUCTS = pytest.mark.parametrize("max_product", [False, True], ids=["sum", "max"])
@@ -40,6 +41,14 @@ def sigmoid(x):
 
 def close(left, right, tolerance=1e-12):
     np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
+
+
+def check_exact(result, max_product):
+    """Marginals and depths are those of enumeration."""
+    close(result.marginals, reference.marginals(result.problem, max_product))
+    along, empty = reference.depths(result.problem, max_product)
+    close(result.depths, along)
+    close(result.empty, empty)
 
 
 @PRODUCTS
@@ -104,10 +113,7 @@ def test_one_ray_is_exact(max_product, seed, n):
     assert result.converged
     assert result.n_iter == 2
     assert result.residuals[-1] == 0
-    close(result.marginals, reference.marginals(model, max_product))
-    along, empty = reference.depths(model, max_product)
-    close(result.depths, along)
-    close(result.empty, empty)
+    check_exact(result, max_product)
 
 
 @PRODUCTS
@@ -121,10 +127,7 @@ def test_disjoint_rays_and_trees_are_exact(max_product):
         model = random_model(rng, 9, rays)
         result = infer(model, max_iter=20, damping=0, tol=1e-13, temperature=1 - max_product)
         assert result.converged
-        close(result.marginals, reference.marginals(model, max_product))
-        along, empty = reference.depths(model, max_product)
-        close(result.depths, along)
-        close(result.empty, empty)
+        check_exact(result, max_product)
         best, weights = reference.all_states(model)
         if max_product:
             np.testing.assert_array_equal(result.labels, best[np.argmax(weights)] == 1)
@@ -190,6 +193,7 @@ def test_damping_keeps_a_share_of_the_old_message():
     part = infer(model, max_iter=1, damping=0.25)
     close(part.messages, 0.75 * whole.messages)
     close(part.residuals, whole.residuals)
+    assert infer(model, tol=0).n_iter == 10, "by default"
     settled = infer(model, max_iter=200, tol=1e-9)
     assert settled.converged
     assert settled.n_iter < 200
@@ -280,3 +284,32 @@ def test_rays_that_see_a_wall_make_it():
     close(result.marginals[5:], 0.2, 0.05)
     close(result.depths.reshape(81, 9).sum(1), 1.0)
     np.testing.assert_array_equal(result.depths.reshape(81, 9).argmax(1), 4)
+
+
+@PRODUCTS
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 9))
+@example(seed=None, n=3)  # small weights are scaled up together, the last one among them
+def test_depths_of_any_magnitude(max_product, seed, n):
+    """w_i = score_i P(i is occupied) prod_(j < i) P(j is free), here by logarithms."""
+    if seed is None:
+        odds, scores, empty = np.full(3, 60.0), np.array([0.0, 0.0, 1e-27]), 1.0
+    else:
+        rng = np.random.default_rng(seed)
+        odds = rng.choice([-60.0, 0.0, 20.0, 60.0], n)
+        scores = 10.0 ** rng.uniform(-80, 0, n) * (rng.random(n) < 0.7)
+        empty = 10.0 ** rng.uniform(-80, 0)
+    free = -np.maximum(odds, 0) if max_product else -np.logaddexp(0, odds)
+    occupied = free + odds
+    before = np.concatenate([[0.0], np.cumsum(free)])
+    with np.errstate(divide="ignore"):
+        weights = before + np.append(occupied + np.log(scores), np.log(empty))
+    join = np.max if max_product else np.logaddexp.reduce
+    expected = np.exp(weights - join(weights))
+    bits = 40
+    depths, none = np.empty(n), np.empty(1)
+    _native.depth_posteriors(
+        np.array([0, n]), np.arange(n, dtype=np.int32), scores, np.array([empty]),
+        np.round(odds * 2.0**bits).astype(np.int64), bits, np.zeros(n), max_product, depths, none,
+        1,
+    )
+    assert np.allclose(np.append(depths, none), expected, rtol=1e-6, atol=1e-12)

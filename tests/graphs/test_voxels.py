@@ -165,7 +165,9 @@ def test_the_size_of_a_projection_does_not_count(factor):
     scaled = Camera(factor * plain.projection, (3, 4))
     np.testing.assert_allclose(scaled.center, plain.center, rtol=1e-12)
     np.testing.assert_allclose(scaled.rays()[1], plain.rays()[1], atol=1e-12)
-    np.testing.assert_allclose(scaled.project([0, 0, 0])[0], plain.project([0, 0, 0])[0])
+    (pixels, depths), (expected, ahead) = scaled.project([0, 0, 0]), plain.project([0, 0, 0])
+    np.testing.assert_allclose(pixels, expected)
+    np.testing.assert_allclose(depths / abs(factor), ahead)
 
 
 def test_far_and_near_cameras():

@@ -1,7 +1,5 @@
 """`crfield learn` survives being killed: a resumed run ends as if nothing had happened."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -62,71 +62,58 @@ def relative(found, wanted):
     return float((found - wanted).norm()) / max(float(wanted.norm()), 1e-12)
 
 
-def all_errors(found, wanted):
-    """Relative errors; a parameter's gradient sums over all logits, and rounding with it."""
+def check(layer, inputs, dtype, *, rest, **limits):
+    """The GPU's relative errors in float32 against the CPU in `dtype`; what both found.
+
+    limits : of some results by name; `rest` is that of all others.
+    """
+    wanted = run(layer, *inputs, "cpu", dtype)
+    found = run(layer, *inputs, "cuda", torch.float32)
+    # A parameter's gradient sums over all logits, and rounding with it.
     least = float(wanted["logits"].norm())
-    return {
-        name: float((found[name] - value).norm())
-        / max(float(value.norm()), 0.0 if name in ("out", "logits", "image") else least)
-        for name, value in wanted.items()
-    }
+    for name, value in wanted.items():
+        scale = max(float(value.norm()), 0.0 if name in ("out", "logits", "image") else least)
+        error = float((found[name] - value).norm()) / scale
+        assert error < limits.get(name, rest), (name, error)
+    return wanted, found
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("filter", ["lattice", "auto"])
 def test_lattice_and_grid_agree_with_the_core(shape, filter):
-    logits, image = make_inputs(*shape)
     layer = crf_nn.DenseCRF(
         shape[1], TERMS, inference=Inference(filter=filter), output="marginals"
     )
-    wanted = run(layer, logits, image, "cpu", torch.float32)
-    found = run(layer, logits, image, "cuda", torch.float32)
+    inputs = make_inputs(*shape)
+    wanted, found = check(layer, inputs, torch.float32, out=1e-4, logits=1e-3, rest=1e-2)
     assert float((found["out"] - wanted["out"]).abs().max()) < 1e-3
-    errors = all_errors(found, wanted)
-    assert errors["out"] < 1e-4, errors
-    assert errors["logits"] < 1e-3, errors
-    assert max(errors.values()) < 1e-2, errors
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_exact_sums_agree_with_float64(shape):
-    logits, image = make_inputs(*shape)
     layer = crf_nn.DenseCRF(
         shape[1], TERMS, inference=Inference(filter="exact", max_iter=3), output="marginals"
     )
-    wanted = run(layer, logits, image, "cpu", torch.float64)
-    found = run(layer, logits, image, "cuda", torch.float32)
-    errors = all_errors(found, wanted)
-    assert errors["out"] < 1e-3, errors
-    assert max(errors.values()) < 5e-3, errors
+    check(layer, make_inputs(*shape), torch.float64, out=1e-3, rest=5e-3)
 
 
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel"])
 @pytest.mark.parametrize("output", ["logits", "marginals"])
 @pytest.mark.parametrize("gradient", ["unrolled", "implicit"])
 def test_every_algorithm(algorithm, output, gradient):
-    logits, image = make_inputs(2, 4, 3, (49, 52))
     terms = [*TERMS, Pairwise(Spatial([4.0, 5.0]), Diagonal([1.0, 0.5, 2.0, 1.0]))]
     layer = crf_nn.DenseCRF(
         4, terms, output=output, gradient=gradient,
         inference=Inference(algorithm, max_iter=5 if gradient == "unrolled" else 50),
     )
-    wanted = run(layer, logits, image, "cpu", torch.float64)
-    found = run(layer, logits, image, "cuda", torch.float32)
-    errors = all_errors(found, wanted)
-    assert errors["out"] < 1e-3, errors
-    assert errors["logits"] < 1e-2, errors
-    assert max(errors.values()) < 5e-2, errors
+    inputs = make_inputs(2, 4, 3, (49, 52))
+    check(layer, inputs, torch.float64, out=1e-3, logits=1e-2, rest=5e-2)
 
 
 def test_matrices_of_compatibilities():
-    logits, image = make_inputs(2, 4, 3, (49, 52))
     terms = [Pairwise(Bilateral(20.0, 25.0), Symmetric.l1(4, 2.0))]
     layer = crf_nn.DenseCRF(4, terms, output="marginals")
-    wanted = run(layer, logits, image, "cpu", torch.float64)
-    found = run(layer, logits, image, "cuda", torch.float32)
-    errors = all_errors(found, wanted)
-    assert max(errors.values()) < 1e-2, errors
+    check(layer, make_inputs(2, 4, 3, (49, 52)), torch.float64, rest=1e-2)
 
 
 def test_deterministic_runs_are_equal_to_the_bit():
@@ -164,11 +151,7 @@ def test_recorded_runs_agree():
     layer = crf_nn.DenseCRF(5, TERMS, output="marginals")
     for seed in range(6):
         logits, image = make_inputs(2, 5, 3, (49, 52), seed=seed)
-        wanted = run(layer, logits, image, "cpu", torch.float32)
-        found = run(layer, logits, image, "cuda", torch.float32)
-        errors = all_errors(found, wanted)
-        assert errors["out"] < 1e-4, (seed, errors)
-        assert max(errors.values()) < 1e-2, (seed, errors)
+        wanted, _ = check(layer, (logits, image), torch.float32, out=1e-4, rest=1e-2)
         with torch.no_grad():
             again = layer.cuda()(logits.cuda(), image.cuda())
         assert relative(again.double().cpu(), wanted["out"]) < 1e-4

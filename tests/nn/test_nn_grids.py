@@ -1,7 +1,6 @@
 """Grids in torch: exact on rows and columns, fixed points of BP, two kinds of gradients."""
 
 import copy
-import itertools
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from torch_device import DEVICE, torch
 
 # isort: split
+import reference
 from crfield.nn import GridCRF, LogLikelihood, propagate_graph, propagate_grid, tree_nll
 from refusal import refusal
 
@@ -53,15 +53,6 @@ def as_graph(costs, horizontal, vertical):
     return costs.flatten(2).transpose(1, 2), torch.cat(edges), torch.cat(tables, 1)
 
 
-def all_energies(costs, edges, tables):
-    n_nodes, n_labels = costs.shape
-    labels = np.array(list(itertools.product(range(n_labels), repeat=n_nodes)))
-    energies = costs[np.arange(n_nodes), labels].sum(1)
-    for table, (i, j) in zip(tables, edges, strict=True):
-        energies = energies + table[labels[:, i], labels[:, j]]
-    return labels, energies
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_grids_are_graphs(kind, temperature):
@@ -91,7 +82,7 @@ def test_rows_and_columns_by_enumeration(kind, shape):
     nll = layer.nll(costs, truth, *given, reduction="none")
     graph = [x.cpu().numpy() for x in as_graph(costs, *given)]
     for b in range(2):
-        labels, energies = all_energies(graph[0][b], graph[1], graph[2][b])
+        labels, energies = reference.graph_energies(graph[0][b], graph[1], graph[2][b])
         weights = np.exp(-energies)
         assert log_z[b].item() == pytest.approx(np.log(weights.sum()), abs=1e-9)
         assert nll[b].item() == pytest.approx(energies[0] + np.log(weights.sum()), abs=1e-9)
@@ -146,7 +137,7 @@ def test_energies(kind):
     costs, edges, tables = (x.cpu().numpy() for x in as_graph(*problem))
     layer = GridCRF(2, compatibility="none")
     for b in range(2):
-        labels, energies = all_energies(costs[b], edges, tables[b])
+        labels, energies = reference.graph_energies(costs[b], edges, tables[b])
         for x, energy in list(zip(labels, energies, strict=True))[::7]:
             given = torch.from_numpy(x).reshape(1, 2, 3).expand(2, -1, -1).to(DEVICE)
             found = layer.energies(problem[0], given, *problem[1:])[b]
@@ -168,8 +159,7 @@ def test_the_analytic_gradient_is_observed_minus_beliefs(kind, temperature):
         leaves = [x.clone().requires_grad_() for x in problem]
         value = layer.nll(leaves[0], labels, *leaves[1:], reduction="none")
         gradients.append(torch.autograd.grad((factors * value).sum(), leaves))
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
     layer.unrolled = False
     observed = torch.nn.functional.one_hot(labels, 2).movedim(-1, 1)
     wanted = (observed - layer.marginals(*problem)) * factors[:, None, None, None] / temperature

@@ -33,28 +33,27 @@ def tensors(model):
     )
 
 
+MODEL, _ = some_model()
+SCORES, VOXELS, PRIOR, EMPTY = tensors(MODEL)
+
+
 @pytest.mark.parametrize("max_iter", [1, 4])
 @pytest.mark.parametrize("damping", [0.0, 0.5])
 def test_beliefs_are_those_of_the_native_core(max_iter, damping):
-    model, _ = some_model()
-    scores, voxels, prior, empty = tensors(model)
-    found = propagate_rays(
-        scores, voxels, prior, empty_log_scores=empty, max_iter=max_iter, damping=damping
-    )
-    wanted = infer(model, max_iter=max_iter, damping=damping, tol=0)
+    options = {"max_iter": max_iter, "damping": damping}
+    found = propagate_rays(SCORES, VOXELS, PRIOR, empty_log_scores=EMPTY, **options)
+    wanted = infer(MODEL, **options, tol=0)
     np.testing.assert_allclose(found.log_odds, wanted.log_odds.ravel(), atol=1e-10)
-    np.testing.assert_allclose(found.depths[voxels >= 0], wanted.depths, atol=1e-12)
+    np.testing.assert_allclose(found.depths[VOXELS >= 0], wanted.depths, atol=1e-12)
     np.testing.assert_allclose(found.empty, wanted.empty, atol=1e-12)
-    assert found.depths[voxels < 0].abs().max() == 0
+    assert found.depths[VOXELS < 0].abs().max() == 0
     assert found.empty[-1] == 1
 
 
 def test_without_an_empty_score_every_ray_meets_something():
-    model, _ = some_model()
-    scores, voxels, prior, _ = tensors(model)
-    found = propagate_rays(scores, voxels, prior)
+    found = propagate_rays(SCORES, VOXELS, PRIOR)
     np.testing.assert_allclose(found.depths[:-1].sum(1), 1)
-    np.testing.assert_array_equal(found.empty, [0] * (len(scores) - 1) + [1])
+    np.testing.assert_array_equal(found.empty, [0] * (len(SCORES) - 1) + [1])
 
 
 def test_a_long_ray_in_float32_does_not_underflow():
@@ -104,42 +103,33 @@ def test_scores_can_be_learned():
     assert errors[-1] < 0.3 * errors[0]
 
 
-def test_wrong_input_is_refused():
-    model, _ = some_model()
-    scores, voxels, prior, empty = tensors(model)
-    assert "must have shape (R, N)" in refusal(propagate_rays, scores[0], voxels, prior)
-    assert "voxels must be whole" in refusal(propagate_rays, scores, voxels[:, 1:], prior)
-    assert "voxels must be whole" in refusal(propagate_rays, scores, scores, prior)
-    assert "voxels must be less than 5" in refusal(propagate_rays, scores, voxels, prior[:5])
-    assert "shape (V,)" in refusal(propagate_rays, scores, voxels, prior[None])
-    assert "log_scores must be finite" in refusal(
-        propagate_rays, torch.full_like(scores, torch.nan), voxels, prior
-    )
-    assert "one number for each ray" in refusal(
-        propagate_rays, scores, voxels, prior, empty_log_scores=empty[1:]
-    )
-    assert "damping must be" in refusal(propagate_rays, scores, voxels, prior, damping=1.0)
-    assert "max_iter must be" in refusal(propagate_rays, scores, voxels, prior, max_iter=0)
-    assert "must be a tensor" in refusal(propagate_rays, scores.numpy(), voxels, prior)
-    assert "from 0 to the 2 entries of values" in refusal(pad_rays, [0, 3], [1, 2])
-    assert "match them" in refusal(expected_depth_error, scores, scores, prior)
+TWICE = VOXELS.clone()
+TWICE[0, 1] = TWICE[0, 0]
 
 
-def test_what_sums_along_rays_cannot_hold_is_refused():
-    model, _ = some_model()
-    scores, voxels, prior, _ = tensors(model)
-    for dtype in (torch.float16, torch.bfloat16, torch.int64):
-        assert "float32 or float64" in refusal(propagate_rays, scores.to(dtype), voxels, prior)
-    assert "floating-point" in refusal(propagate_rays, scores, voxels, prior.long())
-    assert "must be whole" in refusal(propagate_rays, scores, voxels >= 0, prior)
-    twice = voxels.clone()
-    twice[0, 1] = twice[0, 0]
-    assert f"got {int(twice[0, 0])} twice on ray 0" in refusal(
-        propagate_rays, scores, twice, prior
-    )
-    assert "must not exceed 1e+20" in refusal(
-        propagate_rays, torch.full_like(scores, -1e31), voxels, prior
-    )
+@pytest.mark.parametrize(("change", "words"), [
+    ({"log_scores": SCORES[0]}, "must have shape (R, N)"),
+    ({"log_scores": torch.full_like(SCORES, torch.nan)}, "log_scores must be finite"),
+    ({"log_scores": torch.full_like(SCORES, -1e31)}, "must not exceed 1e+20"),
+    ({"log_scores": SCORES.numpy()}, "must be a tensor"),
+    # What sums along rays cannot hold:
+    ({"log_scores": SCORES.half()}, "float32 or float64"),
+    ({"log_scores": SCORES.bfloat16()}, "float32 or float64"),
+    ({"log_scores": SCORES.long()}, "float32 or float64"),
+    ({"voxels": VOXELS[:, 1:]}, "voxels must be whole"),
+    ({"voxels": SCORES}, "voxels must be whole"),
+    ({"voxels": VOXELS >= 0}, "must be whole"),
+    ({"voxels": TWICE}, f"got {int(TWICE[0, 0])} twice on ray 0"),
+    ({"prior_log_odds": PRIOR[:5]}, "voxels must be less than 5"),
+    ({"prior_log_odds": PRIOR[None]}, "shape (V,)"),
+    ({"prior_log_odds": PRIOR.long()}, "floating-point"),
+    ({"empty_log_scores": EMPTY[1:]}, "one number for each ray"),
+    ({"damping": 1.0}, "damping must be"),
+    ({"max_iter": 0}, "max_iter must be"),
+])
+def test_wrong_input_is_refused(change, words):
+    right = {"log_scores": SCORES, "voxels": VOXELS, "prior_log_odds": PRIOR}
+    assert words in refusal(propagate_rays, **{**right, **change})
 
 
 def test_voxels_of_narrow_types_are_the_same_voxels():
@@ -148,17 +138,16 @@ def test_voxels_of_narrow_types_are_the_same_voxels():
     wide = propagate_rays(torch.zeros(1, 3), voxels, prior)
     narrow = propagate_rays(torch.zeros(1, 3), voxels.to(torch.uint8), prior)
     assert torch.equal(wide.log_odds, narrow.log_odds)
-    padded = propagate_rays(torch.zeros(1, 4), torch.tensor([[3, 1, 2, -1]]), prior)
-    assert torch.equal(wide.log_odds, padded.log_odds)
-    signed = propagate_rays(
-        torch.zeros(1, 4), torch.tensor([[3, 1, 2, -1]], dtype=torch.int8), prior
-    )
-    assert torch.equal(wide.log_odds, signed.log_odds)
+    for dtype in (torch.int64, torch.int8):
+        padded = torch.tensor([[3, 1, 2, -1]], dtype=dtype)
+        found = propagate_rays(torch.zeros(1, 4), padded, prior)
+        assert torch.equal(wide.log_odds, found.log_odds)
 
 
 def test_lists_are_padded_or_refused():
     unsigned = pad_rays(np.array([0, 2, 3], np.uint64), np.arange(3, dtype=np.uint32))
     assert unsigned.tolist() == [[0, 1], [2, -1]]
+    assert "from 0 to the 2 entries of values" in refusal(pad_rays, [0, 3], [1, 2])
     assert "got 1 to 2" in refusal(pad_rays, [1, 2], [1, 2])
     assert "fill must be a whole number" in refusal(pad_rays, [0, 2], [1, 2], np.nan)
     assert "fill must be a number" in refusal(pad_rays, [0, 2], [1, 2], "x")
@@ -166,6 +155,7 @@ def test_lists_are_padded_or_refused():
     assert swapped.dtype == torch.float64
     assert swapped.isnan().sum() == 1
     assert "shapes (R, N)" in refusal(expected_depth_error, *[torch.zeros(2)] * 2, torch.zeros(2))
+    assert "match them" in refusal(expected_depth_error, SCORES, SCORES, PRIOR)
     whole = torch.ones(2, 3, dtype=torch.long)
     assert "floating-point" in refusal(expected_depth_error, whole, whole, torch.zeros(2))
     assert "must not fall" in refusal(pad_rays, np.array([0, 5, 3], np.uint64), np.arange(3))

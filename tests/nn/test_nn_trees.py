@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -146,18 +147,11 @@ def test_derivatives_of_all_orders(parents, is_masked):
     shared = tables[0, 0].clone()
     labels = torch.zeros(costs.shape[:2], dtype=torch.long, device=DEVICE)
 
-    def log_z(costs, tables):
-        return tree_log_partition(costs, tables, parents, **options)
-
-    def nll(costs, tables):
-        return tree_nll(costs, tables, labels, parents, reduction="none", **options)
-
-    def nodes(costs, tables):
-        return tree_marginals(costs, tables, parents, **options)
-
-    def edges(costs, tables):
-        return tree_edge_marginals(costs, tables, parents, **options)
-
+    log_z, nodes, edges = (
+        partial(function, parents=parents, **options)
+        for function in (tree_log_partition, tree_marginals, tree_edge_marginals)
+    )
+    nll = partial(tree_nll, labels=labels, parents=parents, reduction="none", **options)
     for table in (tables, shared):
         inputs = [x.clone().requires_grad_() for x in (costs, table)]
         for function in (log_z, nll, nodes, edges):
@@ -191,9 +185,7 @@ def test_levels_and_the_compiled_core_agree_on_paths():
     ):
         found = _sum_chains(structure, costs, tables, edges=True)
         wanted = sum_forest(structure, costs, tables, nodes=True, edges=True)
-        torch.testing.assert_close(found.log_partition, wanted[0])
-        torch.testing.assert_close(found.nodes, wanted[1])
-        torch.testing.assert_close(found.edges, wanted[2])
+        torch.testing.assert_close((found.log_partition, found.nodes, found.edges), tuple(wanted))
     labels = minimize_forest(structure, costs, tables)
     assert torch.equal(labels, tree_decode(costs, tables, parents, mask=exists))
 
@@ -307,15 +299,16 @@ def test_modules_are_the_functions_with_their_own_tables():
     with torch.no_grad():
         module.edge_costs.copy_(tables[0])
     own = tables[0]
-    torch.testing.assert_close(module(costs), tree_marginals(costs, own, TREE))
-    torch.testing.assert_close(module.log_partition(costs), tree_log_partition(costs, own, TREE))
-    torch.testing.assert_close(module.nll(costs, labels), tree_nll(costs, own, labels, TREE))
-    torch.testing.assert_close(
-        module.energies(costs, labels), tree_energies(costs, own, labels, TREE)
-    )
-    torch.testing.assert_close(module.edge_marginals(costs), tree_edge_marginals(costs, own, TREE))
-    assert torch.equal(module.decode(costs), tree_decode(costs, own, TREE))
-    torch.testing.assert_close(module(costs, tables), tree_marginals(costs, tables, TREE))
+    for found, wanted in (
+        (module(costs), tree_marginals(costs, own, TREE)),
+        (module.log_partition(costs), tree_log_partition(costs, own, TREE)),
+        (module.nll(costs, labels), tree_nll(costs, own, labels, TREE)),
+        (module.energies(costs, labels), tree_energies(costs, own, labels, TREE)),
+        (module.edge_marginals(costs), tree_edge_marginals(costs, own, TREE)),
+        (module.decode(costs), tree_decode(costs, own, TREE)),
+        (module(costs, tables), tree_marginals(costs, tables, TREE)),
+    ):
+        torch.testing.assert_close(found, wanted)
     other = copy.deepcopy(module)
     other.load_state_dict(module.state_dict())
     torch.testing.assert_close(other(costs), module(costs))
@@ -386,44 +379,39 @@ def test_half_precision_is_worked_on_in_float32():
 
 def test_wrong_input_is_refused():
     costs, tables = random_problem(TREE)
-    call = tree_log_partition
-    assert "costs must be a tensor" in refusal(call, costs.cpu().numpy(), tables, TREE)
-    for wrong in (costs[0], costs.long(), costs[:, :0], costs[..., :0]):
-        assert "shape (B, T, L)" in refusal(call, wrong, tables, TREE)
-    assert "real numbers" in refusal(call, costs.to(torch.complex64), tables, TREE)
-    for wrong in (tables[:, 1:], tables[..., 1:], tables[0, 0, 0], tables.long()):
-        message = refusal(call, costs, wrong, TREE)
-        assert "(3, 3), (5, 3, 3) or (2, 5, 3, 3)" in message
-    assert "edge_costs must be a tensor" in refusal(call, costs, None, TREE)
-    assert "parents must have 6 entries" in refusal(call, costs, tables, CHAIN)
-    assert "parents must be whole numbers" in refusal(call, costs, tables, [[0, 1]])
-    for wrong in ([0.5] * 6, torch.zeros(6), torch.zeros(6, dtype=torch.bfloat16), 3, []):
-        assert "parents must be whole numbers" in refusal(call, costs, tables, wrong)
-    assert "at index 3" in refusal(call, costs, tables, [-1, 0, 1, 6, 0, 0])
-    assert "at index 1" in refusal(call, costs, tables, [-1, -2, 1, 2, 0, 0])
-    for circle in ([1, 2, 0, -1, 3, 3], [0, -1, 1, 1, 1, 1]):
-        assert "circle" in refusal(call, costs, tables, circle)
-    assert "circle" in refusal(TreeCRF, [1, 0], 3)
-    assert "not both" in refusal(
-        call, costs, tables, TREE, mask=costs[..., 0] < 0, lengths=[1, 2]
-    )
-    assert "mask must be bool" in refusal(call, costs, tables, TREE, mask=costs[..., 0])
-    assert "mask must be bool" in refusal(call, costs, tables, TREE, mask=costs[:1, :, 0] < 0)
-    for wrong in ([1, 2, 3], [1.0, 2.0], [[1, 2]], [True, True], torch.tensor([1.0, 2.0])):
-        assert "lengths must be whole" in refusal(call, costs, tables, TREE, lengths=wrong)
-    assert "lengths must hold real" in refusal(call, costs, tables, TREE, lengths=["a", "b"])
-    for wrong in ([0, 6], [7, 6], [-1, 2]):
-        assert "between 1 and 6" in refusal(call, costs, tables, TREE, lengths=wrong)
     labels = torch.zeros(2, 6, dtype=torch.long, device=DEVICE)
+    right = {"costs": costs, "edge_costs": tables, "parents": TREE}
+    for name, words, wrongs in (
+        ("costs", "costs must be a tensor", [costs.cpu().numpy()]),
+        ("costs", "shape (B, T, L)", [costs[0], costs.long(), costs[:, :0], costs[..., :0]]),
+        ("costs", "real numbers", [costs.to(torch.complex64)]),
+        ("edge_costs", "(3, 3), (5, 3, 3) or (2, 5, 3, 3)",
+         [tables[:, 1:], tables[..., 1:], tables[0, 0, 0], tables.long()]),
+        ("edge_costs", "edge_costs must be a tensor", [None]),
+        ("parents", "parents must have 6 entries", [CHAIN]),
+        ("parents", "parents must be whole numbers",
+         [[[0, 1]], [0.5] * 6, torch.zeros(6), torch.zeros(6, dtype=torch.bfloat16), 3, []]),
+        ("parents", "at index 3", [[-1, 0, 1, 6, 0, 0]]),
+        ("parents", "at index 1", [[-1, -2, 1, 2, 0, 0]]),
+        ("parents", "circle", [[1, 2, 0, -1, 3, 3], [0, -1, 1, 1, 1, 1]]),
+        ("mask", "mask must be bool", [costs[..., 0], costs[:1, :, 0] < 0]),
+        ("lengths", "lengths must be whole",
+         [[1, 2, 3], [1.0, 2.0], [[1, 2]], [True, True], torch.tensor([1.0, 2.0])]),
+        ("lengths", "lengths must hold real", [["a", "b"]]),
+        ("lengths", "between 1 and 6", [[0, 6], [7, 6], [-1, 2]]),
+    ):
+        for wrong in wrongs:
+            assert words in refusal(tree_log_partition, **{**right, name: wrong})
+    both = {"mask": costs[..., 0] < 0, "lengths": [1, 2]}
+    assert "not both" in refusal(tree_log_partition, **right, **both)
+    assert "circle" in refusal(TreeCRF, [1, 0], 3)
     for wrong in (labels[:1], labels[:, 1:], labels.double()):
-        assert "labels must be whole" in refusal(tree_nll, costs, tables, wrong, TREE)
-    assert "reduction must be" in refusal(
-        tree_nll, costs, tables, labels, TREE, reduction="average"
-    )
+        assert "labels must be whole" in refusal(tree_nll, **right, labels=wrong)
+    message = refusal(tree_nll, **right, labels=labels, reduction="average")
+    assert "reduction must be" in message
     for wrong in (labels, labels.bool()):
         assert "use nll(costs, labels, mask=...)" in refusal(ChainCRF(3), costs, wrong)
-    module = TreeCRF(TREE, 4)
-    assert "(B, T, 4)" in refusal(module, costs)
+    assert "(B, T, 4)" in refusal(TreeCRF(TREE, 4), costs)
     assert "n_labels must be" in refusal(ChainCRF, 0)
     assert "tables must be" in refusal(ChainCRF, 3, tables="edges")
     assert 'tables="none"' in refusal(ChainCRF(3, tables="none"), costs)

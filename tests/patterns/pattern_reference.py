@@ -1,7 +1,5 @@
 """Independent float64 enumeration for pattern potentials: NumPy and itertools only."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -78,6 +76,26 @@ def base_energy(labels, costs, pairwise, unary_weight, pairwise_weights):
                 if labels[r, c] != labels[other]:
                     total += weight * pairwise[number, k, r, c]
     return float(total)
+
+
+def energy(model, inputs, image, labels):
+    """Energy of one label map (H, W) under a PatternCRF whose patterns are dense or None."""
+    y, patterns = labels.ravel(), model.patterns
+    total = base_energy(
+        labels, inputs.costs[image], inputs.pairwise[image % len(inputs.pairwise)],
+        model.unary_weight, model.pairwise_weights,
+    ) - y @ model.visible_bias
+    if patterns is None:
+        return total
+    bias = patterns.bias + inputs.features[image] @ patterns.image_weights
+    states = hidden_states(patterns.n_hidden, patterns.composition, patterns.max_active)
+    return total + potential(y, patterns.weights, bias, patterns.temperature, states)
+
+
+def distribution(energies):
+    """exp(-E) / Z."""
+    p = np.exp(np.min(energies) - energies)
+    return p / p.sum()
 
 
 def dense_windows(windows, grid, stride):

@@ -1,7 +1,5 @@
 """EM with graph cuts: it ascends, ends where it should, and relaxes to a linear program."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -27,8 +25,8 @@ RULES = [{}, {"composition": "min"}, {"max_active": 2}]
 TEMPERATURES = [1.0, 0.4, 0]
 
 
-def make(seed, n, grid=(3, 3), *, n_hidden=4, strength=1.5, pairwise=0.6, n_labels=2, **options):
-    """A batch of inputs and one model."""
+def make(seed, n, grid=(3, 3), *, n_hidden=4, strength=1.5, **options):
+    """One model and n images for it."""
     rng = np.random.default_rng(seed)
     size = grid[0] * grid[1]
     weights = rng.normal(size=(size, n_hidden))
@@ -36,7 +34,7 @@ def make(seed, n, grid=(3, 3), *, n_hidden=4, strength=1.5, pairwise=0.6, n_labe
         strength * weights, strength * (rng.normal(size=n_hidden) - weights.sum(0) / 2), **options
     )
     inputs = PatternInputs(
-        1.5 * rng.normal(size=(n, *grid, n_labels)), pairwise * rng.random((n, 1, 2, *grid))
+        1.5 * rng.normal(size=(n, *grid, 2)), 0.6 * rng.random((n, 1, 2, *grid))
     )
     model = PatternCRF(
         patterns, unary_weight=0.8, pairwise_weights=[1.1], grid=grid,
@@ -177,6 +175,7 @@ def test_restarts_never_hurt_and_sometimes_help():
     assert (often.energies <= once.energies).all()
     assert (often.energies < once.energies - 1e-9).any()
     helped = often.restart > 0
+    np.testing.assert_array_equal(helped, often.energies < once.energies)
     np.testing.assert_array_equal(often.labels[~helped], once.labels[~helped])
     assert_ascends(often)
     np.testing.assert_allclose(often.energies, model.energies(often.labels, inputs))
@@ -304,4 +303,4 @@ def test_the_linear_program_refuses(monkeypatch):
     assert "model" in refusal(relax, model.pairwise_only(), inputs)
     assert "inputs" in refusal(relax, model.at_temperature(0), inputs.costs)
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    assert "SciPy" in refusal(relax, model.at_temperature(0), inputs)
+    assert "pip install scipy" in refusal(relax, model.at_temperature(0), inputs)

@@ -1,7 +1,5 @@
 """Sizes and magnitudes at which a pattern model used to go wrong: refused, or right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -69,10 +67,9 @@ def test_patterns_of_any_magnitude_are_refused(name):
         assert "weights must not exceed" in refusal(ConvolutionalPatterns, **options, grid=GRID)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("unary_weight", 1e39), ("pairwise_weights", [1e39]), ("visible_bias", -1e38)],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("unary_weight", 1e39), ("pairwise_weights", [1e39]), ("visible_bias", -1e38),
+])
 def test_models_of_any_magnitude_are_refused(name, value):
     for kind, patterns in ((PatternCRF, make_patterns()), (MultiLabelPatternCRF, [None, None])):
         message = refusal(kind, patterns, grid=GRID, **{name: value})
@@ -82,12 +79,11 @@ def test_models_of_any_magnitude_are_refused(name, value):
 def test_products_that_overflow_are_refused():
     costs = np.full((1, *GRID, 2), 1e30, np.float32)
     pairwise = np.full((1, 1, 2, *GRID), 1e30, np.float32)
-    large = PatternCRF(None, unary_weight=1e20, pairwise_weights=[1.0], grid=GRID)
-    message = refusal(infer, large, PatternInputs(costs, pairwise))
-    assert message.startswith("unary_weight times costs")
-    large = PatternCRF(None, unary_weight=0.0, pairwise_weights=[1e20], grid=GRID)
-    message = refusal(infer, large, PatternInputs(costs, pairwise))
-    assert message.startswith("pairwise_weights times pairwise")
+    for unary, pair, words in (
+        (1e20, 1.0, "unary_weight times costs"), (0.0, 1e20, "pairwise_weights times pairwise"),
+    ):
+        large = PatternCRF(None, unary_weight=unary, pairwise_weights=[pair], grid=GRID)
+        assert refusal(infer, large, PatternInputs(costs, pairwise)).startswith(words)
 
 
 @pytest.mark.parametrize(("maps", "kinds", "words"), [

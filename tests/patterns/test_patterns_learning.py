@@ -1,7 +1,5 @@
 """Expected-loss training against enumeration: gradients, estimates, and runs that go on."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -25,38 +23,18 @@ from crfield.patterns.learning import (
 )
 from crfield.patterns.measures import hamming_loss, iou_loss, mask_scores
 from crfield.patterns.sampling import HIDDEN_UNITS, ORDER_OF_IMAGES, Chains
+from pattern_problems import GRID, random_problem
 from refusal import refusal
 
-GRID = (2, 3)
 STATES = reference.binary_states(6)
 MASK = np.array([0, 1, 1, 0, 1, 0])
-
-
-def make(seed=0, kind="dense", n=1):
-    rng = np.random.default_rng(seed)
-    inputs = PatternInputs(
-        rng.normal(size=(n, *GRID, 2)), rng.random((n, 2, 2, *GRID)), rng.normal(size=(n, 2))
-    )
-    options = {"image_weights": 0.5 * rng.normal(size=(2, 2))}
-    if kind == "windows":
-        patterns = ConvolutionalPatterns(rng.normal(size=(2, 2, 2)), 0.2, GRID, **options)
-    else:
-        if kind == "min":
-            options["composition"] = "min"
-        patterns = Patterns(rng.normal(size=(6, 2)), rng.normal(size=2), **options)
-    model = PatternCRF(
-        patterns, unary_weight=0.7, pairwise_weights=[0.5, 0.9],
-        visible_bias=0.3 * rng.normal(size=6), grid=GRID,
-    )
-    return model, inputs
+ALL_MASKS = reference.binary_states(16)
 
 
 def distribution(model, inputs):
     """p(y | x) of all labelings of the one image."""
     every = inputs.take(np.zeros(len(STATES), int))
-    energies = model.energies(STATES, every)
-    p = np.exp(energies.min() - energies)
-    return p / p.sum(), every
+    return reference.distribution(model.energies(STATES, every)), every
 
 
 def expected_loss(model, inputs, loss):
@@ -72,9 +50,9 @@ def exact_gradient(model, inputs, loss):
 
 
 @pytest.mark.parametrize("loss", [iou_loss, hamming_loss])
-@pytest.mark.parametrize("kind", ["dense", "min", "windows"])
-def test_the_gradient_is_that_of_the_expected_loss(kind, loss):
-    model, inputs = make(1, kind)
+@pytest.mark.parametrize("options", [{}, {"composition": "min"}, {"windows": True}])
+def test_the_gradient_is_that_of_the_expected_loss(options, loss):
+    model, inputs = random_problem(1, n=1, n_hidden=2, **options)
     gradient = exact_gradient(model, inputs, loss)
     parameters = parameters_of(model)
     assert set(gradient) == set(parameters)
@@ -94,21 +72,15 @@ def test_the_gradient_is_that_of_the_expected_loss(kind, loss):
 
 def test_energies_are_those_of_the_definition():
     """The distribution above rests on the model's energies; these are checked by themselves."""
-    model, inputs = make(2)
-    bias = model.patterns.bias + inputs.features[0] @ model.patterns.image_weights
+    model, inputs = random_problem(2, n=1, n_hidden=2)
+    expected = [reference.energy(model, inputs, 0, y.reshape(GRID)) for y in STATES]
     _, every = distribution(model, inputs)
-    for y, energy in zip(STATES, model.energies(STATES, every), strict=True):
-        expected = reference.base_energy(
-            y.reshape(GRID), inputs.costs[0], inputs.pairwise[0], 0.7, [0.5, 0.9]
-        ) - y @ model.visible_bias + reference.potential(
-            y, model.patterns.weights, bias, 1.0, reference.hidden_states(2)
-        )
-        assert energy == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(model.energies(STATES, every), expected, rtol=1e-12)
 
 
 def test_estimates_from_samples_are_unbiased():
     """Eq. 15 with two samples an image, drawn by chains that have the right distribution."""
-    model, inputs = make(3)
+    model, inputs = random_problem(3, n=1, n_hidden=2)
     p, _ = distribution(model, inputs)
     n = 40_000
     rng = np.random.default_rng(0)
@@ -122,14 +94,10 @@ def test_estimates_from_samples_are_unbiased():
     estimate = weighted_scores(model, twice, samples, scale.ravel() / n)
     # The spread of single estimates, from sums over parts of the images.
     n_parts = 40
-    size = 2 * n // n_parts
-    parts = []
-    for k in range(n_parts):
-        rows = slice(k * size, (k + 1) * size)
-        parts.append(weighted_scores(
-            model, twice.take(np.arange(2 * n)[rows]), samples[rows],
-            scale.ravel()[rows] / (n / n_parts),
-        ))
+    parts = [
+        weighted_scores(model, twice.take(rows), samples[rows], scale.ravel()[rows] * n_parts / n)
+        for rows in np.split(np.arange(2 * n), n_parts)
+    ]
     for name, value in exact.items():
         spread = np.std([part[name] for part in parts], axis=0) / np.sqrt(n_parts)
         assert (np.abs(estimate[name] - value) < 4.5 * spread + 1e-12).all(), name
@@ -151,15 +119,21 @@ def few_images(n=12, seed=0, dtype=np.float32):
     return PatternCRF(patterns, pairwise_weights=[0.3], grid=(4, 4)), inputs, masks
 
 
+def all_energies(model, inputs):
+    """Energies of ALL_MASKS, one row per image."""
+    return [
+        model.energies(ALL_MASKS, inputs.take(np.full(len(ALL_MASKS), image)))
+        for image in range(len(inputs))
+    ]
+
+
 def mean_loss(model, inputs, masks):
     """The expected IoU loss, all labelings of each image taken into account."""
-    states = reference.binary_states(16)
-    total = 0.0
-    for k, mask in enumerate(masks):
-        energies = model.energies(states, inputs.take(np.full(len(states), k)))
-        p = np.exp(energies.min() - energies)
-        total += p @ iou_loss(states, np.broadcast_to(mask.ravel(), states.shape)) / p.sum()
-    return total / len(masks)
+    losses = []
+    for mask, energies in zip(masks, all_energies(model, inputs), strict=True):
+        truth = np.broadcast_to(mask.ravel(), ALL_MASKS.shape)
+        losses.append(reference.distribution(energies) @ iou_loss(ALL_MASKS, truth))
+    return np.mean(losses)
 
 
 @pytest.mark.slow
@@ -186,15 +160,29 @@ def test_contrastive_divergence_raises_the_likelihood():
     )
 
     def log_likelihood(one):
-        states = reference.binary_states(16)
-        total = 0.0
-        for k, mask in enumerate(masks):
-            energies = one.energies(states, inputs.take(np.full(len(states), k)))
-            own = one.energies(mask.reshape(1, 16), inputs.take([k]))[0]
-            total += -own - np.logaddexp.reduce(-energies)
-        return total / len(masks)
+        log_z = [np.logaddexp.reduce(-energies) for energies in all_energies(one, inputs)]
+        return np.mean(-one.energies(masks, inputs) - log_z)
 
     assert log_likelihood(found.model) > log_likelihood(model) + 1.0
+
+
+@pytest.mark.parametrize("n_chains", [1, 2, 4])
+def test_chains_that_stay_at_the_truth_have_nothing_to_say(n_chains):
+    """Contrastive divergence is 0 there: the mean over chains, less the truth itself."""
+    model, _, masks = few_images(8, dtype=np.float64)
+    certain = 99.0 * (2.0 * masks - 1)
+    inputs = PatternInputs(np.stack([certain, -certain], -1), np.ones((1, 1, 2, 4, 4)))
+    plain = dataclasses.replace(
+        model, patterns=dataclasses.replace(model.patterns, image_weights=None)
+    )
+    found = learn_patterns(
+        plain, inputs, masks, objective="contrastive_divergence", n_chains=n_chains, n_epochs=1,
+        step_size=0.1,
+    )
+    assert found.losses.tolist() == [0.0]
+    moved = parameters_of(found.model)
+    for name, value in parameters_of(plain).items():
+        np.testing.assert_allclose(moved[name], value, atol=1e-4, err_msg=name)
 
 
 def test_only_what_is_asked_for_moves():
@@ -273,6 +261,18 @@ def test_validation_chooses_the_epoch():
     assert mask_scores(labels, masks[16:]).mean() == found.scores.max()
 
 
+def test_of_epochs_that_are_as_good_the_first_is_kept():
+    """Masks that the costs are sure of: no epoch can do better than the start."""
+    model, _, masks = few_images(8)
+    certain = 99.0 * (2.0 * masks - 1)
+    inputs = PatternInputs(
+        np.stack([certain, -certain], -1), np.ones((1, 1, 2, 4, 4)), np.ones((8, 3))
+    )
+    found = learn_patterns(model, inputs, masks, validation=(inputs, masks), n_epochs=2)
+    assert found.scores.tolist() == [1.0, 1.0, 1.0]
+    assert found.best_epoch == 0
+
+
 def same(one, other):
     a, b = (
         {f: getattr(x, f) for f in ("losses", "scores", "best_epoch")}
@@ -285,9 +285,7 @@ def same(one, other):
 
 def test_a_run_that_was_killed_goes_on_to_the_same_result(tmp_path, monkeypatch):
     model, inputs, masks = few_images()
-    options = {
-        "validation": (inputs, masks), "n_epochs": 5, "batch_size": 5, "step_size": 0.01,
-    }
+    options = {"validation": (inputs, masks), "n_epochs": 5, "batch_size": 5, "step_size": 0.01}
     whole = learn_patterns(model, inputs, masks, **options)
     path = tmp_path / "run.safetensors"
     run_epoch = learning_module._run_epoch
@@ -302,9 +300,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_result(tmp_path, monkeypatch)
         learn_patterns(model, inputs, masks, checkpoint=path, **options)
     monkeypatch.undo()
     done = []
-    monkeypatch.setattr(
-        learning_module, "_run_epoch", lambda *a: done.append(1) or run_epoch(*a)
-    )
+    monkeypatch.setattr(learning_module, "_run_epoch", lambda *a: done.append(1) or run_epoch(*a))
     again = learn_patterns(model, inputs, masks, checkpoint=path, **options)
     assert len(done) == 2
     assert same(again, whole)
@@ -320,20 +316,18 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     message = refusal(learn_patterns, model, inputs, 1 - masks, **again)
     assert "other data" in message
     assert "without resuming" in message
-    message = refusal(learn_patterns, model, inputs, masks, step_size=0.5, **again)
-    assert "other step_size" in message
-    message = refusal(learn_patterns, model, inputs, masks, validation=(inputs, masks), **again)
-    assert "other data" in message
+    for what, change in (
+        ("step_size", {"step_size": 0.5}), ("data", {"validation": (inputs, masks)}),
+    ):
+        assert f"other {what}" in refusal(learn_patterns, model, inputs, masks, **change, **again)
     for changed in (
         {"sparsity": 0.5}, {"max_active": 2}, {"composition": "min"},
         {"weights": model.patterns.weights * np.float32(1.5)},
         {"weights": model.patterns.weights.astype(np.float64)},
     ):
-        other = dataclasses.replace(model.patterns, **changed)
-        message = refusal(
-            learn_patterns, dataclasses.replace(model, patterns=other), inputs, masks, **again
-        )
-        assert "other model" in message, changed
+        patterns = dataclasses.replace(model.patterns, **changed)
+        other = dataclasses.replace(model, patterns=patterns)
+        assert "other model" in refusal(learn_patterns, other, inputs, masks, **again), changed
     other = dataclasses.replace(model, unary_weight=2.0)
     assert "other model" in refusal(learn_patterns, other, inputs, masks, **again)
     learn_patterns(model, inputs, masks, n_epochs=2, checkpoint=path)
@@ -341,6 +335,17 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     learn_patterns(model, inputs, 1 - masks, resume=False, **again)
     path.write_bytes(path.read_bytes()[:-100])
     assert "run.safetensors" in refusal(learn_patterns, model, inputs, 1 - masks, **again)
+
+
+def test_a_checkpoint_replaces_nothing_else(tmp_path, monkeypatch):
+    model, inputs, masks = few_images()
+    path = tmp_path / "photo.png"
+    path.write_bytes(b"\x89PNG precious")
+    monkeypatch.setattr(learning_module, "_run_epoch", lambda *_: pytest.fail("learning began"))
+    for resume, reason in ((False, "must be a new file or replace"), (True, "another run")):
+        options = {"checkpoint": path, "resume": resume}
+        assert reason in refusal(learn_patterns, model, inputs, masks, **options)
+    assert path.read_bytes() == b"\x89PNG precious"
 
 
 def test_a_checkpoint_of_other_windows_is_refused(tmp_path):
@@ -441,16 +446,12 @@ def test_order_and_hidden_units_have_streams_of_their_own():
     ({"loss": lambda labels, masks: np.full(len(labels), np.nan)}, ["loss", "finite"]),
     ({"checkpoint": "missing/folder/run"}, ["cannot write", "missing"]),
     ({"validation": np.zeros((12, 4, 4))}, ["validation", "pair"]),
-    ({"temperature": 0.5}, ["temperature must be 1", "0.5"]),
-    ({"unary_weight": -1.0}, ["unary_weight", "positive"]),
+    ({"model": few_images()[0].at_temperature(0.5)}, ["temperature must be 1", "0.5"]),
+    ({"model": dataclasses.replace(few_images()[0], unary_weight=-1.0)},
+     ["unary_weight", "positive"]),
 ])
 def test_wrong_input_is_refused(change, words):
     model, inputs, masks = few_images()
-    change = dict(change)
-    if "temperature" in change:
-        model = model.at_temperature(change.pop("temperature"))
-    if "unary_weight" in change:
-        model = dataclasses.replace(model, unary_weight=change.pop("unary_weight"))
-    given = change.pop("masks", masks)
-    message = refusal(learn_patterns, model, inputs, given, **{"n_epochs": 1} | change)
+    given = {"model": model, "inputs": inputs, "masks": masks, "n_epochs": 1} | change
+    message = refusal(learn_patterns, **given)
     assert all(word in message for word in words), message

@@ -1,6 +1,6 @@
 """Block Gibbs sampling against enumeration: it leaves p(y | x) as it is, and gets there."""
 
-from __future__ import annotations
+import dataclasses
 
 import numpy as np
 import pytest
@@ -10,50 +10,23 @@ import pattern_reference as reference
 from crfield._core import _native
 from crfield.patterns import (
     Chains,
-    ConvolutionalPatterns,
     MultiLabelPatternCRF,
     PatternCRF,
     PatternInputs,
     Patterns,
     sample,
 )
+from pattern_problems import GRID, random_problem
 from refusal import refusal
 
-GRID = (2, 3)
 STATES = reference.binary_states(6)
-
-
-def make(seed=0, *, dtype=np.float64, n_features=2, **options):
-    rng = np.random.default_rng(seed)
-    inputs = PatternInputs(
-        rng.normal(size=(2, *GRID, 2)).astype(dtype), rng.random((2, 2, 2, *GRID)),
-        rng.normal(size=(2, n_features)),
-    )
-    patterns = Patterns(
-        rng.normal(size=(6, 3)).astype(dtype), rng.normal(size=3),
-        image_weights=0.5 * rng.normal(size=(n_features, 3)), **options,
-    )
-    model = PatternCRF(
-        patterns, unary_weight=0.7, pairwise_weights=[0.5, 0.9],
-        visible_bias=0.3 * rng.normal(size=6), grid=GRID,
-    )
-    return model, inputs
 
 
 def probabilities(model, inputs, image):
     """p(y | x) of all labelings of one image, by the definition of the energy."""
-    patterns = model.patterns
-    states = reference.hidden_states(3, patterns.composition, patterns.max_active)
-    bias = patterns.bias + inputs.features[image] @ patterns.image_weights
-    energies = np.array([
-        reference.base_energy(
-            y.reshape(GRID), inputs.costs[image], inputs.pairwise[image], model.unary_weight,
-            model.pairwise_weights,
-        ) - y @ model.visible_bias + reference.potential(y, patterns.weights, bias, 1.0, states)
-        for y in STATES
+    return reference.distribution([
+        reference.energy(model, inputs, image, y.reshape(GRID)) for y in STATES
     ])
-    p = np.exp(energies.min() - energies)
-    return p / p.sum()
 
 
 def number_of(labels):
@@ -72,56 +45,45 @@ def chance(counts, p):
     return chi2.sf(statistic, len(counts) - 1)
 
 
+def check_draws(found, model, inputs):
+    """Label maps (2, n, *GRID) drawn for the two images have the model's distribution."""
+    for image in range(2):
+        counts = np.bincount(number_of(found[image]), minlength=64)
+        assert chance(counts, probabilities(model, inputs, image)) > 1e-3
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("options", [{}, {"composition": "min"}, {"max_active": 1}])
 def test_one_pass_leaves_the_distribution_as_it_is(options, dtype):
-    model, inputs = make(1, dtype=dtype, **options)
+    model, inputs = random_problem(1, dtype=dtype, **options)
     rng = np.random.default_rng(0)
     n = 20_000
     exact = [probabilities(model, inputs, image) for image in range(2)]
     first = np.stack([STATES[rng.choice(64, n, p=p)].reshape(n, *GRID) for p in exact])
     moved = Chains(first, seed=3).advance(model, inputs)
     assert (moved != first).any()
-    for image, p in enumerate(exact):
-        assert chance(np.bincount(number_of(moved[image]), minlength=64), p) > 1e-3
+    check_draws(moved, model, inputs)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("convolutional", [False, True])
-def test_chains_reach_the_distribution_from_anywhere(convolutional):
-    model, inputs = make(2)
-    if convolutional:
-        rng = np.random.default_rng(5)
-        windows = ConvolutionalPatterns(
-            rng.normal(size=(2, 2, 2)), 0.1, GRID, image_weights=rng.normal(size=(2, 2))
-        )
-        model = PatternCRF(windows, unary_weight=0.7, pairwise_weights=[0.5, 0.9])
-        dense = windows.to_dense()
-        assert dense.n_hidden == 4
-        energies = np.array([model.energies(
-            np.broadcast_to(y.reshape(GRID), (2, *GRID)), inputs) for y in STATES]).T
-        exact = np.exp(energies.min(1, keepdims=True) - energies)
-        exact /= exact.sum(1, keepdims=True)
-    else:
-        exact = [probabilities(model, inputs, image) for image in range(2)]
-    found = sample(model, inputs, n_chains=20_000, n_passes=40, seed=1)
-    for image, p in enumerate(exact):
-        assert chance(np.bincount(number_of(found[image]), minlength=64), p) > 1e-3
+@pytest.mark.parametrize("windows", [False, True])
+def test_chains_reach_the_distribution_from_anywhere(windows):
+    model, inputs = random_problem(2, n_hidden=2 if windows else 3, windows=windows)
+    same = model
+    if windows:
+        same = dataclasses.replace(model, patterns=model.patterns.to_dense())
+        assert same.patterns.n_hidden == 4
+    check_draws(sample(model, inputs, n_chains=20_000, n_passes=40, seed=1), same, inputs)
 
 
 def test_without_patterns():
-    _, inputs = make(3)
+    _, inputs = random_problem(3)
     plain = PatternCRF(None, pairwise_weights=[0.5, 0.9], grid=GRID)
-    energies = np.array([plain.energies(
-        np.broadcast_to(y.reshape(GRID), (2, *GRID)), inputs) for y in STATES]).T
-    found = sample(plain, inputs, n_chains=20_000, n_passes=30)
-    for image in range(2):
-        p = np.exp(energies[image].min() - energies[image])
-        assert chance(np.bincount(number_of(found[image]), minlength=64), p / p.sum()) > 1e-3
+    check_draws(sample(plain, inputs, n_chains=20_000, n_passes=30), plain, inputs)
 
 
 def test_a_wrong_distribution_would_be_noticed():
-    model, inputs = make(1)
+    model, inputs = random_problem(1)
     p = probabilities(model, inputs, 0)
     other = probabilities(model, inputs, 1)
     rng = np.random.default_rng(0)
@@ -130,7 +92,7 @@ def test_a_wrong_distribution_would_be_noticed():
 
 
 def test_draws_depend_on_the_seed_and_not_on_threads():
-    model, inputs = make()
+    model, inputs = random_problem()
     runs = [
         sample(model, inputs, n_chains=50, n_passes=5, seed=seed, threads=threads)
         for seed, threads in ((0, 1), (0, 2), (1, 1))
@@ -141,7 +103,7 @@ def test_draws_depend_on_the_seed_and_not_on_threads():
 
 
 def test_chains_go_on_where_they_are():
-    model, inputs = make()
+    model, inputs = random_problem()
     chains = Chains.start(model, inputs, 4, seed=2)
     assert np.array_equal(chains.labels, np.repeat(chains.labels[:, :1], 4, 1))
     whole = Chains(chains.labels, seed=2).advance(model, inputs, n_passes=6)
@@ -155,7 +117,7 @@ def test_chains_go_on_where_they_are():
 
 
 def test_rows_may_be_numbers_or_a_mask():
-    _, inputs = make()
+    _, inputs = random_problem()
     inputs = inputs.take([0, 1, 0])
     sure = PatternInputs(np.stack([np.zeros((3, *GRID)), np.full((3, *GRID), -99.0)], -1))
     plain = PatternCRF(None, grid=GRID)
@@ -172,7 +134,7 @@ def test_rows_may_be_numbers_or_a_mask():
     [0.9, 1.9], [0, 0], [0, 7], [0, -1], "ab", [[0, 1]], [True], [], 1,
 ])
 def test_other_rows_are_refused(rows):
-    model, inputs = make()
+    model, inputs = random_problem()
     chains = Chains(np.zeros((2, 2, *GRID)))
     message = refusal(chains.advance, model, inputs, rows=rows)
     assert message.startswith("rows must")
@@ -185,14 +147,10 @@ def test_improbable_labels_are_not_drawn():
     labels = np.zeros((1, side, side), np.uint8)
     never = np.full(labels.shape, -60, np.float32)
     weights = np.zeros((1, 2, side, side), np.float32)
-    _native.sweep_grids(
-        labels, never, weights, np.zeros(1, np.int32), np.zeros(1, np.uint64), 1, sweep, 1
-    )
-    assert labels.sum() == 0
-    _native.sweep_grids(
-        labels, -never, weights, np.zeros(1, np.int32), np.zeros(1, np.uint64), 1, sweep, 1
-    )
-    assert labels.all()
+    seeds = np.zeros(1, np.int32), np.zeros(1, np.uint64)
+    for costs, label in ((never, 0), (-never, 1)):
+        _native.sweep_grids(labels, costs, weights, *seeds, 1, sweep, 1)
+        assert (labels == label).all()
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 7), (5, 1), (4, 5)])
@@ -220,14 +178,14 @@ def test_grids_of_any_size(grid):
      ["4 neighbors"]),
 ])
 def test_wrong_input_is_refused(call, words):
-    model, inputs = make()
+    model, inputs = random_problem()
     message = refusal(call, model, inputs)
     assert all(word in message for word in words), message
 
 
 def test_labels_given_hidden_units_are_a_pairwise_field():
     """p(y | h, x) of eq. 8 from the joint energy over y and h, by enumeration."""
-    model, inputs = make(4)
+    model, inputs = random_problem(4)
     patterns = model.patterns
     costs, edges = model.label_costs(inputs)[0].ravel(), model.edge_weights(inputs)[0]
     bias = patterns.bias + inputs.features[0] @ patterns.image_weights

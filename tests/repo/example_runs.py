@@ -1,7 +1,5 @@
 """The examples as a reader runs them: from the command line, in a process of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -28,7 +26,7 @@ def run_script(name, *words):
 def run_quick(name, folder):
     """What `name --quick` prints, and the figures that it writes; its pictures can be read."""
     done = run_script(name, "--quick", "-o", folder)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     pictures = list(folder.glob("*.png"))
     assert pictures
     for picture in pictures:

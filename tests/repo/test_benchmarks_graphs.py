@@ -98,34 +98,26 @@ def test_other_beliefs_are_refused():
         graphs.check_grid(graph, 3, 1.0, wrong)
 
 
-def test_wrong_max_product_is_refused(tmp_path, capsys, monkeypatch):
-    right = rays.infer
-    monkeypatch.setattr(
-        rays, "infer", lambda model, **options: right(model, **{**options, "temperature": 1.0})
-    )
-    assert "REFUSED: messages of max-product" in refused(rays, tmp_path, capsys)[1]
-
-
-def test_wrong_fusion_is_refused(tmp_path, capsys, monkeypatch):
-    right = rays.fuse_independent
-    monkeypatch.setattr(rays, "fuse_independent", lambda model, **options: right(model) + 0.01)
-    assert "REFUSED: probabilities of fusion" in refused(rays, tmp_path, capsys)[1]
-
-
-def test_wrong_messages_are_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(rays, "TOLERANCE", 0.0)
-    assert refused(rays, tmp_path, capsys)[0] >= 1
+@pytest.mark.parametrize(("name", "spoil", "words"), [
+    ("infer", lambda right: lambda model, **options: right(model, **options | {"temperature": 1.0}),
+     "REFUSED: messages of max-product"),
+    ("fuse_independent", lambda right: lambda model, **options: right(model) + 0.01,
+     "REFUSED: probabilities of fusion"),
+    ("TOLERANCE", lambda right: 0.0, "REFUSED"),
+])
+def test_wrong_rays_are_refused(name, spoil, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(rays, name, spoil(getattr(rays, name)))
+    assert words in refused(rays, tmp_path, capsys)[1]
 
 
 def test_wrong_traversal_is_refused(monkeypatch):
     case = rays.ball_case(rays.TINY)
     rays.check_traversal(case)
     right = rays.VoxelGrid.traverse
-    monkeypatch.setattr(
-        rays.VoxelGrid, "traverse",
-        lambda self, origins, ways, **options: right(
-            self, origins, np.roll(ways, 1, 0), **options
-        ),
-    )
+
+    def wrong(self, origins, ways, **options):
+        return right(self, origins, np.roll(ways, 1, 0), **options)
+
+    monkeypatch.setattr(rays.VoxelGrid, "traverse", wrong)
     with pytest.raises(rays.Disagreement, match="not timed"):
         rays.check_traversal(case)

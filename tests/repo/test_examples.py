@@ -1,8 +1,5 @@
 """The examples run from the command line, write what they promise and refuse what is wrong."""
 
-from __future__ import annotations
-
-import json
 import math
 import sys
 from importlib.util import find_spec
@@ -14,7 +11,7 @@ from PIL import Image
 import read_letters
 import reconstruct_voxels
 import segment_grids
-from example_runs import run_quick, run_script
+from example_runs import run_quick
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="the example needs torch")
 
@@ -24,12 +21,23 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="the example
 def test_train_segmentation(tmp_path):
     printed, figures = run_quick("train_segmentation", tmp_path / "new")
     rows = {line[:12].strip(): line[12:].split() for line in printed.splitlines()}
-    for method in ("net", "piecewise", "end to end", "interleaved"):
-        numbers = [float(word) for word in rows[method]]
-        assert len(numbers) == 3
-        assert all(0 < number <= 100 for number in numbers)
-        assert len(figures["mean_iou"][method]["test"]) == len(figures["seeds"]) == 1
-    assert set(figures["models"][0]) == {"piecewise", "end to end", "interleaved"}
+    found = {
+        method: [found["val"][0], found["test"][0], found["test"][0]]
+        for method, found in figures["mean_iou"].items()
+    }
+    assert list(found) == ["net", "piecewise", "end to end", "interleaved"]
+    assert len(figures["seeds"]) == 1
+    for method, numbers in found.items():
+        assert [float(word) for word in rows[method]] == pytest.approx(numbers, abs=0.005)
+    # Three labels: a net that has learned nothing scores 33 or less, and a CRF raises its score by
+    # 6 or more where terms are learned and used.
+    net = np.array(found.pop("net"))
+    assert (net > 40).all()
+    for method, numbers in found.items():
+        assert (np.array(numbers) > net + 3).all(), method
+    models = figures["models"][0]
+    assert set(models) == set(found)
+    assert len({str(model) for model in models.values()}) == 3, "each was learned another way"
 
 
 @pytest.mark.slow
@@ -103,15 +111,12 @@ def test_estimate_pose(tmp_path):
 
 @pytest.mark.slow
 def test_scenes_are_segmented_better_together(tmp_path):
-    done = run_script("segment_grids", "--quick", "-o", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "right and below" in done.stdout
-    assert done.stderr == ""
-    assert f"figures are in {tmp_path}\n" in done.stdout
-    rows = json.loads((tmp_path / "figures.json").read_text("utf-8"))
+    printed, rows = run_quick("segment_grids", tmp_path)
+    assert "right and below" in printed
+    assert f"figures are in {tmp_path}\n" in printed
     for row in rows:  # none is hidden
         for text in row["warnings"]:
-            assert f"* {row['model']}: {text}\n" in done.stdout
+            assert f"* {row['model']}: {text}\n" in printed
     assert [row["model"] for row in rows] == ["pixels alone", "one table", "right and below"]
     assert rows[2]["accuracy"] > rows[0]["accuracy"]
     assert (tmp_path / "scenes.png").stat().st_size > 1000
@@ -152,13 +157,10 @@ def test_neighbors_outside_are_zero():
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("scipy") is None, reason="learning needs SciPy")
 def test_a_chain_reads_more_than_letters_alone(tmp_path):
-    done = run_script("read_letters", "--quick", "-o", tmp_path / "new")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "120 words to learn from, 120 to test" in done.stdout
-    alone, chain = json.loads((tmp_path / "new" / "figures.json").read_text("utf-8"))
+    printed, (alone, chain) = run_quick("read_letters", tmp_path / "new")
+    assert "120 words to learn from, 120 to test" in printed
     assert 0.3 < alone["letters"] < chain["letters"] - 0.02 < 1
-    assert f"{100 * chain['letters']:.1f}" in done.stdout
+    assert f"{100 * chain['letters']:.1f}" in printed
     with Image.open(tmp_path / "new" / "words.png") as picture:
         assert picture.height == 8 * (read_letters.LETTER_HEIGHT + 2 * 22 + read_letters.GAP)
 

@@ -1,6 +1,5 @@
 """Features, splits and network of the experiment on handwritten words, on words made up here."""
 
-
 import numpy as np
 import pytest
 

@@ -21,6 +21,10 @@ def test_two_clusters_by_hand():
     # in one of two masks, in the right one nothing differs.
     masks = np.array([[[1, 1], [0, 0]], [[1, 1], [1, 0]], [[0, 0], [0, 1]], [[0, 0], [0, 1]]])
     assert variability(masks, 2) == pytest.approx(0.5 * np.log(2) / 4)
+    # With three masks to the left and one to the right, the left cluster counts three times.
+    more = np.concatenate([masks[:1], masks[:3]])
+    entropy = -(np.log(1 / 3) + 2 * np.log(2 / 3)) / 3
+    assert variability(more, 2) == pytest.approx(0.75 * entropy / 4)
 
 
 def test_one_cluster_is_the_entropy_of_the_mean():
@@ -252,9 +256,7 @@ def test_unusable_silhouettes_are_refused(tmp_path):
     assert "at least one pair" in refusal(read_silhouettes, [])
     blank = write_folder(tmp_path / "blank", [np.zeros((4, 4))])
     assert "must show an object" in refusal(read_silhouettes, blank)
-    three = write_folder(
-        tmp_path / "three", [2 * box((4, 4), (0, 2), (0, 2))], classes="a\nb\nc\n"
-    )
+    three = write_folder(tmp_path / "three", [2 * box((4, 4), (0, 2), (0, 2))], classes="a\nb\nc\n")
     assert "only 0 and 1" in refusal(read_silhouettes, three)
     deep = write_folder(tmp_path / "deep", [box((4, 4), (0, 2), (0, 2))])
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(deep / "images" / "a.png")

@@ -1,7 +1,5 @@
 """Studies that were kept: taken only with their own settings and commit, reported only in full."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

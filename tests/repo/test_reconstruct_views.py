@@ -1,16 +1,12 @@
 """The example that reconstructs from photographs: its views, its files, a small box."""
 
-from __future__ import annotations
-
-import json
-
 import numpy as np
 import pytest
 from PIL import Image
 
 import calibrated_views as views
 from crfield.graphs.vision.photo_consistency import sample_bilinear
-from example_runs import run_script
+from example_runs import run_quick, run_script
 
 
 def write_views(folder, scene):
@@ -92,10 +88,8 @@ def test_both_formats_are_read(tmp_path):
 
 @pytest.mark.slow
 def test_a_small_box(tmp_path):
-    done = run_script("reconstruct_views", "--quick", "-o", tmp_path / "new")
-    assert done.returncode == 0, done.stderr
-    assert "belief propagation" in done.stdout
-    figures = json.loads((tmp_path / "new" / "figures.json").read_text("utf-8"))
+    printed, figures = run_quick("reconstruct_views", tmp_path / "new")
+    assert "belief propagation" in printed
     fusion, propagation = (
         figures[method]["mean"] for method in ("independent fusion", "belief propagation")
     )
@@ -115,13 +109,9 @@ def test_a_small_box(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--held-out", "1"], "must be 2 at least"),
-        (["--data", "."], "no *par.txt in ."),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--held-out", "1"], "must be 2 at least"), (["--data", "."], "no *par.txt in ."),
+])
 def test_wrong_arguments_are_refused(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run_script("reconstruct_views", *arguments)

@@ -1,7 +1,5 @@
 """What `make wheels` refuses: builds that differ, files that are missing or stray, large wheels."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import zipfile
