@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "interrupt.hpp"
 #include "propagation_workspace.hpp"
 #include "thread_pool.hpp"
 #include "uniform.hpp"
@@ -22,7 +23,9 @@ void Propagation::belief(std::size_t v, double* out) const {
 
 void Propagation::beliefs(double* out) const {
   parallel_ranges(structure_.n_variables(), threads_, grain, [&](int, std::size_t begin, std::size_t end) {
+    Pace pace;
     for (std::size_t v = begin; v < end; ++v) {
+      pace.step(16 + work_of_variable(v));
       double* values = out + structure_.state_starts[v];
       const std::size_t n = n_states(v);
       belief(v, values);
@@ -47,7 +50,9 @@ double Propagation::log_partition() const {
   const double of_variables = sum_blocks(s.n_variables(), [&](std::size_t begin, std::size_t end) {
     Scratch values;
     double sum = 0;
+    Pace pace;
     for (std::size_t v = begin; v < end; ++v) {
+      pace.step(16 + work_of_variable(v));
       values.resize(n_states(v));
       belief(v, values.data());
       sum += soft_min(values.data(), values.size(), t);
@@ -55,15 +60,17 @@ double Propagation::log_partition() const {
     return sum;
   });
   const double of_factors = sum_blocks(s.n_factors(), [&](std::size_t begin, std::size_t end) {
-    Scratch scratch, values, shared;
+    Scratch values;
+    Workspace workspace;
     double sum = 0;
     for (std::size_t f = begin; f < end; ++f) {
+      pace_factor(f, workspace.pace);
       const auto first = static_cast<std::size_t>(s.slot_starts[f]);
       const auto last = static_cast<std::size_t>(s.slot_starts[f + 1]);
       std::size_t inside;
       const FactorGroup& group = group_of(f, inside);
       const double share = share_of(f);
-      sum += group.total(inside, shared_in(f, shared), share * t, scratch);
+      sum += group.total(inside, shared_in(f, workspace.shared), share * t, workspace.scratch);
       for (std::size_t slot = first; slot < last; ++slot) {
         const auto from = static_cast<std::size_t>(s.message_starts[slot]);
         values.resize(static_cast<std::size_t>(s.message_starts[slot + 1]) - from);
@@ -83,7 +90,8 @@ double Propagation::sum_blocks(
   constexpr std::size_t length = 1024;
   std::vector<double> sums((n + length - 1) / length, 0.0);
   parallel_ranges(sums.size(), threads_, 1, [&](int, std::size_t begin, std::size_t end) {
-    for (std::size_t k = begin; k < end; ++k) sums[k] = sum(k * length, std::min(n, (k + 1) * length));
+    for (std::size_t k = begin; k < end; ++k)
+      sums[k] = sum(k * length, std::min(n, (k + 1) * length));
   });
   double total = 0;
   for (const double part : sums) total += part;
@@ -94,15 +102,18 @@ void Propagation::choose(std::uint64_t seed, std::uint64_t sample, std::int32_t*
   const auto& s = structure_;
   Uniform uniform(seed, sample, 0);
   const Draw draw = [&] { return uniform.next<double>(); };
-  Scratch in, scratch;
+  Scratch in;
+  Workspace workspace;
   std::vector<std::int32_t> chosen;
   for (const std::int32_t root : s.roots) {
+    workspace.pace.step(16 + work_of_variable(static_cast<std::size_t>(root)));
     in.resize(n_states(static_cast<std::size_t>(root)));
     belief(static_cast<std::size_t>(root), in.data());
     states[root] = static_cast<std::int32_t>(choose_state(in.data(), in.size(), temperature_, draw));
   }
   for (const std::int32_t factor : s.order) {
     const auto f = static_cast<std::size_t>(factor);
+    pace_factor(f, workspace.pace);
     const auto first = static_cast<std::size_t>(s.slot_starts[f]);
     const auto last = static_cast<std::size_t>(s.slot_starts[f + 1]);
     if (last - first == 1) continue;
@@ -118,7 +129,7 @@ void Propagation::choose(std::uint64_t seed, std::uint64_t sample, std::int32_t*
     std::size_t inside;
     const FactorGroup& group = group_of(f, inside);
     chosen.resize(last - first);
-    group.choose(inside, in.data(), temperature_, draw, chosen.data(), scratch);
+    group.choose(inside, in.data(), temperature_, draw, chosen.data(), workspace.scratch);
     for (std::size_t slot = first; slot < last; ++slot) states[s.variables[slot]] = chosen[slot - first];
   }
 }
@@ -131,6 +142,7 @@ void Propagation::conditional(std::size_t variable, const std::int32_t* states, 
   for (std::int64_t at = s.degree_starts[variable]; at < s.degree_starts[variable + 1]; ++at) {
     const auto own = static_cast<std::size_t>(s.slots_of[static_cast<std::size_t>(at)]);
     const auto f = static_cast<std::size_t>(s.slot_factors[own]);
+    pace_factor(f, workspace.pace);
     const auto first = static_cast<std::size_t>(s.slot_starts[f]);
     const auto last = static_cast<std::size_t>(s.slot_starts[f + 1]);
     const auto begin = static_cast<std::size_t>(s.message_starts[first]);
@@ -160,7 +172,9 @@ void Propagation::choose_in_turn(std::int32_t* states) const {
   constexpr int most_sweeps = 20;
   const std::size_t n_variables = structure_.n_variables();
   std::vector<double> gaps(n_variables), costs;
+  Pace pace;
   for (std::size_t v = 0; v < n_variables; ++v) {
+    pace.step(16 + work_of_variable(v));
     costs.resize(std::max<std::size_t>(2, n_states(v)));
     costs[1] = forbidden;  // of a variable with one state
     belief(v, costs.data());
@@ -170,7 +184,10 @@ void Propagation::choose_in_turn(std::int32_t* states) const {
   std::vector<std::size_t> order(n_variables);
   for (std::size_t v = 0; v < n_variables; ++v) order[v] = v;
   std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t u, std::size_t v) { return gaps[u] > gaps[v]; });
+                   [&](std::size_t u, std::size_t v) {
+                     pace.step();
+                     return gaps[u] > gaps[v];
+                   });
   std::fill_n(states, n_variables, -1);
   Scratch in;
   Workspace workspace;
@@ -197,7 +214,9 @@ double Propagation::energy(const std::int32_t* states) const {
   double sum = 0;
   for (std::size_t v = 0; v < s.n_variables(); ++v) sum += node_costs_[s.state_starts[v] + states[v]];
   std::vector<std::int32_t> own;
+  Pace pace;
   for (std::size_t f = 0; f < s.n_factors(); ++f) {
+    pace.step(16 + 4 * static_cast<std::size_t>(s.slot_starts[f + 1] - s.slot_starts[f]));
     own.clear();
     for (std::int64_t slot = s.slot_starts[f]; slot < s.slot_starts[f + 1]; ++slot)
       own.push_back(states[s.variables[static_cast<std::size_t>(slot)]]);

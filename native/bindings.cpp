@@ -35,7 +35,7 @@ void apply(Operator& self, Matrix<T> x, Scale<T> pre, Scale<T> post, OutMatrix<T
   const T* from = x.data();
   T* to = out.data();
   const int n_columns = static_cast<int>(x.shape(1));
-  nb::gil_scoped_release release;
+  const Released release;
   self.apply(from, before, after, n_columns, threads, to);
 }
 
@@ -50,7 +50,7 @@ template <class T, class Operator, class Class> void bind_operator(Class& bound)
              require_threads(threads);
              require(out.shape(0) == self.n_points(), "out has the wrong length");
              T* data = out.data();
-             nb::gil_scoped_release release;
+             const Released release;
              self.diagonal(threads, data);
            },
            "out"_a.noconvert(), "threads"_a)
@@ -59,7 +59,7 @@ template <class T, class Operator, class Class> void bind_operator(Class& bound)
              require_threads(threads);
              require(out.shape(0) == self.n_points(), "out has the wrong length");
              T* data = out.data();
-             nb::gil_scoped_release release;
+             const Released release;
              self.row_sums(threads, data);
            },
            "out"_a.noconvert(), "threads"_a)
@@ -77,7 +77,7 @@ template <class T, class Operator, class Class> void bind_operator(Class& bound)
                      "filtered_u has the wrong shape");
              const T* su = data_or_null<T>(u_scale, n);
              const T* sv = data_or_null<T>(v_scale, n);
-             nb::gil_scoped_release release;
+             const Released release;
              self.feature_gradient(u.data(), su, v.data(), sv, static_cast<int>(u.shape(1)), threads,
                                    out.data(), filtered_u ? filtered_u->data() : nullptr);
            },
@@ -91,7 +91,7 @@ template <class T, class Operator, class Class> void bind_operator(Class& bound)
              require(out.shape(0) == self.n_points() &&
                          out.shape(1) == static_cast<std::size_t>(self.dim()),
                      "out has the wrong shape");
-             nb::gil_scoped_release release;
+             const Released release;
              self.diagonal_gradient(s.data(), threads, out.data());
            },
            "s"_a.noconvert(), "out"_a.noconvert(), "threads"_a);
@@ -136,7 +136,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
              const T* data = features.data();
              const std::size_t n = features.shape(0);
              const int dim = static_cast<int>(features.shape(1));
-             nb::gil_scoped_release release;
+             const Released release;
              new (self) Lattice<T>(DenseFeatures<T>{data, n, dim}, one_order, threads);
            },
            "features"_a.noconvert(), "one_order"_a, "threads"_a)
@@ -145,7 +145,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
               const std::vector<double>& factors, int threads) {
              require_threads(threads);
              const auto features = grid_features<T>(axes, colors, factors);
-             nb::gil_scoped_release release;
+             const Released release;
              new (self) Lattice<T>(features, false, threads);
            },
            "axes"_a, "colors"_a, "factors"_a, "threads"_a)
@@ -170,7 +170,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
              const T* data = features.data();
              const std::size_t n = features.shape(0);
              const int dim = static_cast<int>(features.shape(1));
-             nb::gil_scoped_release release;
+             const Released release;
              new (self) ExactSum<T>(data, n, dim, static_cast<Shape>(shape), tolerance, threads);
            },
            "features"_a.noconvert(), "shape"_a, "tolerance"_a, "threads"_a)
@@ -190,7 +190,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
           const T* scale = data_or_null<T>(row_scale, x.shape(0));
           const T *mu = values.data(), *from = x.data();
           T* to = out.data();
-          nb::gil_scoped_release release;
+          const Released release;
           add_message<T>(static_cast<Compatibility>(kind), mu, from, scale, static_cast<T>(factor),
                          overwrite, x.shape(0), static_cast<int>(n), threads, to);
         },
@@ -203,7 +203,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
           require(x.shape(1) > 0, "x has no columns");
           require(out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1),
                   "out has the wrong shape");
-          nb::gil_scoped_release release;
+          const Released release;
           return center_rows<T>(x.data(), x.shape(0), static_cast<int>(x.shape(1)), threads,
                                 out.data());
         },
@@ -212,7 +212,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
   m.def("largest",
         [](Matrix<T> x, int threads) {
           require_threads(threads);
-          nb::gil_scoped_release release;
+          const Released release;
           return largest<T>(x.data(), x.size(), threads);
         },
         "x"_a.noconvert(), "threads"_a);
@@ -221,7 +221,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
         [](Matrix<T> a, Matrix<T> b, int threads) {
           require_threads(threads);
           require(a.shape(0) == b.shape(0) && a.shape(1) == b.shape(1), "shapes differ");
-          nb::gil_scoped_release release;
+          const Released release;
           return dot<T>(a.data(), b.data(), a.size(), threads);
         },
         "a"_a.noconvert(), "b"_a.noconvert(), "threads"_a);
@@ -243,7 +243,7 @@ template <class T> void bind_type(nb::module_& m, const char* suffix) {
                                       static_cast<int>(terms)};
           StepSums sums;
           {
-            nb::gil_scoped_release release;
+            const Released release;
             sums = update_marginals<T>(unary.data(), pairwise.data(), old.data(), update, rows,
                                        static_cast<int>(n), threads, out.data());
           }
@@ -278,6 +278,7 @@ NB_MODULE(_native, m) {
         "n_bytes"_a, "Let the core hold on to so many bytes between images.");
   m.def("drop_idle_blocks", [] { IdleBlocks::shared().drop_all(); },
         "Give back to the system what the core holds on to.");
+  bind_signals(m);
   bind_type<float>(m, "32");
   bind_type<double>(m, "64");
   bind_plans(m);

@@ -50,7 +50,7 @@ template <class T> void bind_type(nb::module_& m) {
                   "edge_marginals have the wrong shape");
           const ChainSums<T> out{log_partition.data(), marginals.data(), counts.data(),
                                  edge_marginals ? edge_marginals->data() : nullptr};
-          nb::gil_scoped_release release;
+          const Released release;
           sum_chains(chains, temperature, threads, out);
         },
         "costs"_a.noconvert(), "offsets"_a.noconvert(), "transitions"_a.noconvert(), "per_edge"_a,
@@ -66,7 +66,7 @@ template <class T> void bind_type(nb::module_& m) {
           require(labels.shape(1) == costs.shape(0), "labels have the wrong shape");
           const std::size_t n_samples = labels.shape(0);
           std::int32_t* out = labels.data();
-          nb::gil_scoped_release release;
+          const Released release;
           sample_chains(chains, temperature, seed, n_samples, threads, out);
         },
         "costs"_a.noconvert(), "offsets"_a.noconvert(), "transitions"_a.noconvert(), "per_edge"_a,
@@ -81,7 +81,7 @@ template <class T> void bind_type(nb::module_& m) {
           require(energies.shape(0) == chains.n_chains, "energies have the wrong length");
           std::int32_t* out = labels.data();
           double* of_chains = energies.data();
-          nb::gil_scoped_release release;
+          const Released release;
           best_chains(chains, threads, out, of_chains);
         },
         "costs"_a.noconvert(), "offsets"_a.noconvert(), "transitions"_a.noconvert(), "per_edge"_a,
@@ -98,7 +98,7 @@ template <class T> void bind_type(nb::module_& m) {
           require(energies.shape(0) == chains.n_chains, "energies have the wrong shape");
           std::int32_t* out = labels.data();
           double* of_chains = energies.data();
-          nb::gil_scoped_release release;
+          const Released release;
           k_best_chains(chains, static_cast<int>(k), threads, out, of_chains);
         },
         "costs"_a.noconvert(), "offsets"_a.noconvert(), "transitions"_a.noconvert(), "per_edge"_a,

@@ -1,4 +1,4 @@
-// What the files that bind the core to Python share: array types and checks.
+// What the files that bind the core to Python share: array types, checks, and work without the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,6 +7,9 @@
 #include <cstddef>
 #include <optional>
 #include <stdexcept>
+
+#include "float_mode.hpp"
+#include "interrupt.hpp"
 
 namespace crfield {
 
@@ -29,6 +32,20 @@ template <class T> const T* data_or_null(const Scale<T>& scale, std::size_t n) {
   return scale->data();
 }
 
+// Gives up the GIL for its lifetime. In the main thread the signal handlers of Python run meanwhile, and
+// the work ends with `Interrupted` if one raises an exception, which then goes on to Python.
+class Released final : Watch {
+ public:
+  Released();
+  ~Released();
+
+ private:
+  bool should_stop() override;
+
+  FloatMode mode_;
+  PyThreadState* state_;
+};
+
 void bind_chains(nb::module_& m);
 void bind_distance(nb::module_& m);
 void bind_factor_graphs(nb::module_& m);
@@ -36,5 +53,6 @@ void bind_gibbs(nb::module_& m);
 void bind_plans(nb::module_& m);
 void bind_graphcuts(nb::module_& m);
 void bind_rays(nb::module_& m);
+void bind_signals(nb::module_& m);
 
 }  // namespace crfield

@@ -38,7 +38,7 @@ void bind_distance(nb::module_& m) {
           const DistanceProblem problem = problem_of(costs, weights, offsets);
           require_same_shape(costs, values);
           require_same_shape(costs, argmins);
-          nb::gil_scoped_release release;
+          const Released release;
           distance_transform(problem, values.data(), argmins.data(), threads);
         },
         "costs"_a.noconvert(), "weights"_a.noconvert(), "offsets"_a.noconvert(),
@@ -49,7 +49,7 @@ void bind_distance(nb::module_& m) {
           require_threads(threads);
           const DistanceProblem problem = problem_of(costs, weights, offsets);
           require_same_shape(costs, values);
-          nb::gil_scoped_release release;
+          const Released release;
           soft_distance_transform(problem, values.data(), threads);
         },
         "costs"_a.noconvert(), "weights"_a.noconvert(), "offsets"_a.noconvert(),

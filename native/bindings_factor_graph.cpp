@@ -41,7 +41,12 @@ void bind_groups(nb::module_& m) {
           for (const std::size_t size : sizes) n_entries *= size;
           require(!sizes.empty() && n_entries > 0, "a table has no entries");
           require(costs.shape(0) == (shared ? 1 : n_factors) * n_entries, "costs have the wrong length");
-          return BoundGroup{{nb::cast(costs)}, table_factors(n_factors, sizes, costs.data(), shared, temperature)};
+          std::unique_ptr<FactorGroup> group;
+          {
+            const Released release;
+            group = table_factors(n_factors, sizes, costs.data(), shared, temperature);
+          }
+          return BoundGroup{{nb::cast(costs)}, std::move(group)};
         },
         "n_factors"_a, "sizes"_a, "costs"_a.noconvert(), "shared"_a, "temperature"_a);
   m.def("potts_factors",
@@ -120,7 +125,7 @@ void bind_structure(nb::module_& m) {
                require(variables.data()[slot] >= 0 &&
                            static_cast<std::size_t>(variables.data()[slot]) < n,
                        "a variable is out of range");
-             nb::gil_scoped_release release;
+             const Released release;
              new (self) GraphStructure(n_states.data(), n, slot_starts.data(),
                                        slot_starts.shape(0) - 1, variables.data());
            },
@@ -129,7 +134,7 @@ void bind_structure(nb::module_& m) {
       .def("forest_shares",
            [](const GraphStructure& self, OutVector<double> out) {
              require(out.shape(0) == self.n_factors(), "out has the wrong length");
-             nb::gil_scoped_release release;
+             const Released release;
              const std::vector<double> shares = self.forest_shares();
              std::copy(shares.begin(), shares.end(), out.data());
            }, "out"_a.noconvert())
@@ -166,58 +171,58 @@ void bind_propagation(nb::module_& m) {
            "shares"_a.noconvert().none(), "threads"_a)
       .def("flood",
            [](Self& self, double damping) {
-             nb::gil_scoped_release release;
+             const Released release;
              return self.propagation->flood(damping);
            }, "damping"_a)
       .def("sweep",
            [](Self& self, double damping, bool backwards) {
-             nb::gil_scoped_release release;
+             const Released release;
              return self.propagation->sweep(damping, backwards);
            }, "damping"_a, "backwards"_a)
       .def("update_most_changed",
            [](Self& self, double damping, std::size_t n_updates) {
-             nb::gil_scoped_release release;
+             const Released release;
              return self.propagation->update_most_changed(damping, n_updates);
            }, "damping"_a, "n_updates"_a)
       .def("two_pass",
            [](Self& self) {
              require(nb::cast<GraphStructure*>(self.structure)->is_forest, "not a forest");
-             nb::gil_scoped_release release;
+             const Released release;
              self.propagation->two_pass();
            })
       .def("send_from_variables",
            [](Self& self) {
-             nb::gil_scoped_release release;
+             const Released release;
              self.propagation->send_from_variables();
            })
       .def("residual",
            [](Self& self) {
-             nb::gil_scoped_release release;
+             const Released release;
              return self.propagation->residual();
            })
       .def("log_partition",
            [](const Self& self) {
-             nb::gil_scoped_release release;
+             const Released release;
              return self.propagation->log_partition();
            })
       .def("beliefs",
            [](const Self& self, OutVector<double> out) {
              require(out.shape(0) == self.n_states, "out has the wrong length");
-             nb::gil_scoped_release release;
+             const Released release;
              self.propagation->beliefs(out.data());
            }, "out"_a.noconvert())
       .def("choose",
            [](const Self& self, std::uint64_t seed, OutMatrix<std::int32_t> out) {
              require(nb::cast<GraphStructure*>(self.structure)->is_forest, "not a forest");
              require(out.shape(1) == self.n_variables, "out has the wrong length");
-             nb::gil_scoped_release release;
+             const Released release;
              for (std::size_t i = 0; i < out.shape(0); ++i)
                self.propagation->choose(seed, i, out.data() + i * self.n_variables);
            }, "seed"_a, "out"_a.noconvert())
       .def("choose_in_turn",
            [](const Self& self, OutVector<std::int32_t> out) {
              require(out.shape(0) == self.n_variables, "out has the wrong length");
-             nb::gil_scoped_release release;
+             const Released release;
              self.propagation->choose_in_turn(out.data());
            }, "out"_a.noconvert())
       .def("energy",
@@ -227,7 +232,7 @@ void bind_propagation(nb::module_& m) {
              for (std::size_t v = 0; v < self.n_variables; ++v)
                require(states.data()[v] >= 0 && states.data()[v] < starts[v + 1] - starts[v],
                        "a state is out of range");
-             nb::gil_scoped_release release;
+             const Released release;
              return self.propagation->energy(states.data());
            }, "states"_a.noconvert())
       .def("messages",
@@ -271,7 +276,7 @@ template <class T> void bind_grid(nb::module_& m, const char* name) {
                  {horizontal.data(), vertical.data()},
                  {horizontal_table ? horizontal_table->data() : nullptr,
                   vertical_table ? vertical_table->data() : nullptr}};
-             nb::gil_scoped_release release;
+             const Released release;
              const std::size_t n_edges = horizontal.shape(0) + vertical.shape(0);
              new (self) Bound{costs.shape(0), costs.size(), n_edges * n * n, std::make_unique<Self>(
                                   rows, columns, static_cast<int>(n), costs.data(), edges,
@@ -282,25 +287,25 @@ template <class T> void bind_grid(nb::module_& m, const char* name) {
            "vertical_table"_a.noconvert().none(), "temperature"_a, "threads"_a)
       .def("flood",
            [](Bound& self, double damping) {
-             nb::gil_scoped_release release;
+             const Released release;
              return self.grid->flood(damping);
            }, "damping"_a)
       .def("beliefs",
            [](const Bound& self, OutVector<T> out) {
              require(out.shape(0) == self.size, "out has the wrong length");
-             nb::gil_scoped_release release;
+             const Released release;
              self.grid->beliefs(out.data());
            }, "out"_a.noconvert())
       .def("start_from",
            [](Bound& self, const Bound& other) {
              require(self.size == other.size && self.n_pairs == other.n_pairs, "another grid");
-             nb::gil_scoped_release release;
+             const Released release;
              self.grid->start_from(*other.grid);
            }, "other"_a)
       .def("edge_beliefs",
            [](const Bound& self, OutVector<T> out) {
              require(out.shape(0) == self.n_pairs, "out has the wrong length");
-             nb::gil_scoped_release release;
+             const Released release;
              self.grid->edge_beliefs(out.data());
            }, "out"_a.noconvert())
       .def("improve",
@@ -309,11 +314,11 @@ template <class T> void bind_grid(nb::module_& m, const char* name) {
              const auto n = static_cast<std::int32_t>(self.size / self.n_pixels);
              for (std::size_t i = 0; i < self.n_pixels; ++i)
                require(labels.data()[i] >= 0 && labels.data()[i] < n, "labels out of range");
-             nb::gil_scoped_release release;
+             const Released release;
              self.grid->improve(labels.data());
            }, "labels"_a.noconvert())
       .def("log_partition", [](const Bound& self) {
-        nb::gil_scoped_release release;
+        const Released release;
         return self.grid->log_partition();
       });
 }

@@ -31,7 +31,7 @@ template <class T> void bind_sweeps(nb::module_& m) {
           const GridChains<T> chains{height,          width,        n,
                                      labels.data(),   log_odds.data(), weights.data(),
                                      image.data(),    stream.data()};
-          nb::gil_scoped_release release;
+          const Released release;
           sweep_grids(chains, seed, sweep, threads);
         },
         "labels"_a.noconvert(), "log_odds"_a.noconvert(), "weights"_a.noconvert(),

@@ -59,7 +59,7 @@ template <class T> void bind_grid_cuts(nb::module_& m) {
                   "results have the wrong shape");
           const GridCuts<T> cuts{shape, n_images, costs.data(), forward.data(), backward.data(),
                                  forward.shape(0) == 1};
-          nb::gil_scoped_release release;
+          const Released release;
           cut_grids<T>(cuts, threads, labels.data(), energies.data());
         },
         "costs"_a.noconvert(), "forward"_a.noconvert(), "backward"_a.noconvert(), "size"_a, "offsets"_a,
@@ -74,7 +74,7 @@ template <class T> void bind_graph_cut(nb::module_& m) {
           require(forward.shape(0) == list.count && backward.shape(0) == list.count,
                   "capacities have the wrong length");
           require(labels.shape(0) == list.n_nodes, "labels has the wrong length");
-          nb::gil_scoped_release release;
+          const Released release;
           return cut_graph<T>(list, costs.data(), forward.data(), backward.data(), labels.data());
         },
         "costs"_a.noconvert(), "edges"_a.noconvert(), "forward"_a.noconvert(),
@@ -92,7 +92,7 @@ std::pair<double, double> cycle(const Shape& shape, const Matrix<T>& unary, cons
   for (std::size_t p = 0; p < n; ++p)
     require(labels(p) >= 0 && static_cast<std::size_t>(labels(p)) < n_labels, "labels out of range");
   const LabelEnergy<T> energy{n_labels, unary.data(), weights.data(), mu.data()};
-  nb::gil_scoped_release release;
+  const Released release;
   return run_cycle(shape, energy, swap ? Move::swap : Move::expansion, labels.data());
 }
 

@@ -81,7 +81,7 @@ template <class T> void bind_plan(nb::module_& m, const char* name) {
              T* after = q ? q->data() : nullptr;
              PlanSums sums;
              {
-               nb::gil_scoped_release release;
+               const Released release;
                sums = self.plan.step(from, to, before, after);
              }
              self.n_states = std::max(self.n_states, to + 1);
@@ -101,7 +101,7 @@ template <class T> void bind_plan(nb::module_& m, const char* name) {
              require(by_mu.shape(0) + 1 == self.kept_terms && by_mu.shape(1) == self.n_labels &&
                          by_mu.shape(2) == self.n_labels,
                      "by_mu has the wrong shape");
-             nb::gil_scoped_release release;
+             const Released release;
              self.plan.step_back(before, q.data(), given ? given->data() : nullptr, first, total.data(),
                                  by_mu.data());
              self.is_back = before >= 0;
@@ -111,7 +111,7 @@ template <class T> void bind_plan(nb::module_& m, const char* name) {
       .def("want_features",
            [](BoundPlan<T>& self, const std::vector<bool>& wanted) {
              require(wanted.size() + 1 == self.kept_terms, "one answer a term");
-             nb::gil_scoped_release release;
+             const Released release;
              self.plan.want_features(wanted);
              self.wanted = wanted;
            },
@@ -122,7 +122,7 @@ template <class T> void bind_plan(nb::module_& m, const char* name) {
              require(gradient.shape(0) == self.n_points &&
                          gradient.shape(1) == self.n_features[term] && own.shape(0) == self.n_points,
                      "shapes differ");
-             nb::gil_scoped_release release;
+             const Released release;
              self.plan.feature_gradient(static_cast<int>(term), gradient.data(), own.data());
            },
            "term"_a, "gradient"_a.noconvert(), "own"_a.noconvert());

@@ -41,7 +41,7 @@ void bind_traversal(nb::module_& m) {
           const VoxelBox box = box_of(shape, origin, spacing);
           const RayLines lines = lines_of(origins, directions);
           require(counts.shape(0) == lines.n_rays, "counts has the wrong length");
-          nb::gil_scoped_release release;
+          const Released release;
           count_crossings(box, lines, counts.data(), threads);
         },
         "shape"_a, "origin"_a, "spacing"_a, "origins"_a.noconvert(), "directions"_a.noconvert(),
@@ -63,7 +63,7 @@ void bind_traversal(nb::module_& m) {
           require(offsets.data()[0] == 0 &&
                       offsets.data()[lines.n_rays] == static_cast<std::int64_t>(voxels.shape(0)),
                   "offsets must run from 0 to the number of voxels");
-          nb::gil_scoped_release release;
+          const Released release;
           list_crossings(box, lines, offsets.data(), voxels.data(),
                          entries ? entries->data() : nullptr, exits ? exits->data() : nullptr,
                          threads);
@@ -111,7 +111,7 @@ template <class T> void bind_propagation(nb::module_& m) {
           const auto rays = lists_of<T>(offsets, voxels, scores, empty_scores, beliefs.shape(0));
           require(sums.shape(0) == beliefs.shape(0), "sums has the wrong length");
           require(messages.shape(0) == voxels.shape(0), "messages has the wrong length");
-          nb::gil_scoped_release release;
+          const Released release;
           return update_rays<T>(rays, {beliefs.data(), bits}, sums.data(), messages.data(), damping,
                                 max_product, threads);
         },
@@ -130,7 +130,7 @@ template <class T> void bind_propagation(nb::module_& m) {
           require(messages.shape(0) == voxels.shape(0), "messages has the wrong length");
           require(depths.shape(0) == voxels.shape(0) && empty.shape(0) == rays.n_rays,
                   "depths or empty has the wrong length");
-          nb::gil_scoped_release release;
+          const Released release;
           depth_posteriors<T>(rays, {beliefs.data(), bits}, messages.data(), max_product,
                               depths.data(), empty.data(), threads);
         },
@@ -146,7 +146,7 @@ template <class T> void bind_propagation(nb::module_& m) {
           require_bits(bits);
           const auto rays = lists_of<T>(offsets, voxels, scores, empty_scores, sums.shape(0));
           require(prior.shape(0) == sums.shape(0), "sums has the wrong length");
-          nb::gil_scoped_release release;
+          const Released release;
           fuse_depths<T>(rays, prior.data(), {sums.data(), bits}, threads);
         },
         "offsets"_a.noconvert(), "voxels"_a.noconvert(), "scores"_a.noconvert(),
@@ -167,7 +167,7 @@ void bind_rays(nb::module_& m) {
                   "offsets has the wrong length");
           require(last_ray.shape(0) == degrees.shape(0), "last_ray has the wrong length");
           require_inside(offsets, voxels, degrees.shape(0));
-          nb::gil_scoped_release release;
+          const Released release;
           return count_rays(offsets.shape(0) - 1, offsets.data(), voxels.data(), degrees.shape(0),
                             last_ray.data(), degrees.data());
         },
@@ -181,7 +181,7 @@ void bind_rays(nb::module_& m) {
           require(incoming.shape(1) == 2 && outgoing.shape(1) == 2 &&
                       incoming.shape(0) == scores.shape(0) && outgoing.shape(0) == scores.shape(0),
                   "messages must have shape (N, 2)");
-          nb::gil_scoped_release release;
+          const Released release;
           ray_messages(scores.shape(0), incoming.data(), scores.data(), empty_score, max_product,
                        outgoing.data());
         },

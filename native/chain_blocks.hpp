@@ -7,6 +7,7 @@
 
 #include "chains.hpp"
 #include "cpu.hpp"
+#include "interrupt.hpp"
 #include "thread_pool.hpp"
 
 namespace crfield {
@@ -25,19 +26,24 @@ struct ChainTable {
       chain_kernels().weigh(x, factor, count, n, true, rows.data(), lowest_.data());
       least = lowest_[0];
     } else {
-      for (std::size_t a = 0; a < count; ++a)
+      for (std::size_t a = 0; a < count; ++a) {
+        pace_.step(count);
         for (std::size_t b = 0; b < count; ++b)
           rows[a * stride + b] = factor * static_cast<double>(x[a * count + b]);
+      }
     }
   }
   void transpose(int n) {
     const auto stride = static_cast<std::size_t>(padded_states(n)), count = static_cast<std::size_t>(n);
     columns.resize(count * stride);
-    for (std::size_t a = 0; a < count; ++a)
+    for (std::size_t a = 0; a < count; ++a) {
+      pace_.step(4 * count);
       for (std::size_t b = 0; b < count; ++b) columns[b * stride + a] = rows[a * stride + b];
+    }
   }
 
  private:
+  Pace pace_;
   std::vector<double> lowest_;
 };
 
@@ -89,9 +95,12 @@ void for_chains(const std::vector<std::size_t>& bounds, int threads, Make&& make
   run_parts(static_cast<int>(std::min<std::size_t>(n_blocks, static_cast<std::size_t>(threads))),
             [&](int) {
               auto worker = make();
+              Pace pace;
               for (std::size_t block; (block = next++) < n_blocks;)
-                for (std::size_t chain = bounds[block]; chain < bounds[block + 1]; ++chain)
+                for (std::size_t chain = bounds[block]; chain < bounds[block + 1]; ++chain) {
+                  pace.step(64);
                   body(worker, block, chain);
+                }
             });
 }
 

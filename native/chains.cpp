@@ -47,7 +47,7 @@ template <class T> class Passes {
     length_ = chains_.length(chain);
     const std::size_t size = length_ * stride();
     if (alpha_.size() < size)
-      for (auto* rows : {&alpha_, &pull_, &weights_, &q_}) rows->resize(size);
+      for (auto* rows : {&alpha_, &pull_, &weights_, &q_}) resize_in_pieces(*rows, size);
     if (scale_.size() < length_) {
       scale_.resize(length_);
       least_.resize(length_);
@@ -60,7 +60,9 @@ template <class T> class Passes {
   }
 
   void marginals(T* out) const {
+    Pace pace;
     for (std::size_t t = 0; t < length_; ++t) {
+      pace.step(stride());
       const double* q = q_.data() + t * stride();
       double sum = 0;
       for (int k = 0; k < n(); ++k) sum += q[k];
@@ -73,11 +75,16 @@ template <class T> class Passes {
   void add_pairs(T* edges, double* whole, double* without_table) {
     const bool is_shared = is_linear_ && !chains_.per_edge;
     if (is_shared)
-      chain_kernels().add_products(alpha_.data(), pull_.data() + stride(), length_ - 1, n(),
-                                   without_table);
+      in_pieces(0, length_ - 1, rows_of(chains_.table_size()), [&](std::size_t first, std::size_t last) {
+        chain_kernels().add_products(alpha_.data() + first * stride(),
+                                     pull_.data() + (first + 1) * stride(), last - first, n(),
+                                     without_table);
+      });
     if (is_shared && !edges) return;
     pair_.resize(chains_.table_size());
+    Pace pace;
     for (std::size_t t = 0; t + 1 < length_; ++t) {
+      pace.step(4 * chains_.table_size());
       const double sum = pair_weights(t, pair_.data());
       for (double& pair : pair_) pair /= sum;
       if (edges) edges = std::transform(pair_.begin(), pair_.end(), edges,
@@ -93,10 +100,12 @@ template <class T> class Passes {
   // labels + s * step.
   void sample(std::vector<Uniform>& random, std::size_t step, std::int32_t* labels) {
     std::vector<double> weight(static_cast<std::size_t>(n()));
+    Pace pace;
     for (std::size_t t = length_; t-- > 0;) {
       const double* columns = nullptr;
       if (t + 1 < length_) columns = tables().with_columns(edge_ + t).columns.data();
       for (std::size_t s = 0; s < random.size(); ++s) {
+        pace.step(stride());
         std::int32_t* label = labels + s * step + t;
         *label = draw(t, columns ? columns + label[1] * stride() : nullptr, random[s], weight);
       }
@@ -108,6 +117,8 @@ template <class T> class Passes {
   std::size_t stride() const { return static_cast<std::size_t>(padded_states(n())); }
   const T* costs(std::size_t t) const { return chains_.costs + (node_ + t) * n(); }
   ChainTables<T>& tables() { return is_linear_ ? weights_of_ : costs_of_; }
+  // Rows between two looks at whether the call is to stop, of so much work each; whole blocks of 64.
+  static std::size_t rows_of(std::size_t work) { return 64 * (1 + (std::size_t(1) << 12) / work); }
 
   // The label of node t, given the column of its table that belongs to the label after it.
   std::int32_t draw(std::size_t t, const double* column, Uniform& random,
@@ -128,10 +139,15 @@ template <class T> class Passes {
 
   bool forward() {
     const ChainKernels& kernels = chain_kernels();
-    kernels.weigh(costs(0), factor_, length_, n(), false, weights_.data(), least_.data());
+    in_pieces(0, length_, rows_of(stride()), [&](std::size_t first, std::size_t last) {
+      kernels.weigh(costs(first), factor_, last - first, n(), false,
+                    weights_.data() + first * stride(), least_.data() + first);
+    });
+    Pace pace;
     LogProduct product;
     double constant = 0;
     for (std::size_t t = 0; t < length_; ++t) {
+      pace.step(chains_.table_size());
       const ChainTable* table = t ? &weights_of_.with_rows(edge_ + t - 1) : nullptr;
       double* row = alpha_.data() + t * stride();
       const double scale =
@@ -146,7 +162,9 @@ template <class T> class Passes {
   }
 
   bool backward() {
+    Pace pace;
     for (std::size_t t = length_; t-- > 0;) {
+      pace.step(chains_.table_size());
       const bool last = t + 1 == length_;
       const std::size_t at = t * stride();
       const double most = chain_kernels().backward(
@@ -160,7 +178,9 @@ template <class T> class Passes {
 
   void log_forward() {
     log_partition_ = 0;
+    Pace pace;
     for (std::size_t t = 0; t < length_; ++t) {
+      pace.step(4 * chains_.table_size());
       double* row = alpha_.data() + t * stride();
       if (t)
         chain_kernels().log_sum(row - stride(), costs_of_.with_rows(edge_ + t - 1).rows.data(), n(),
@@ -177,7 +197,9 @@ template <class T> class Passes {
   }
 
   void log_backward() {
+    Pace pace;
     for (std::size_t t = length_; t-- > 0;) {
+      pace.step(4 * chains_.table_size());
       const std::size_t at = t * stride();
       double *pull = pull_.data() + at, *q = q_.data() + at;
       if (t + 1 < length_)

@@ -16,10 +16,12 @@ template <class T> class Viterbi {
     const auto stride = static_cast<std::size_t>(padded_states(n));
     const std::size_t length = chains_.length(chain), edge = chains_.first_edge(chain);
     const T* costs = chains_.costs + chains_.first_node(chain) * n;
-    from_.resize(std::max(from_.size(), length * stride));
+    resize_in_pieces(from_, length * stride);
     best_.resize(stride);
     before_.resize(stride);
+    Pace pace;
     for (std::size_t t = 0; t < length; ++t, costs += n) {
+      pace.step(chains_.table_size());
       best_.swap(before_);
       if (t)
         chain_kernels().min_plus(before_.data(), tables_.with_rows(edge + t - 1).rows.data(), n,
@@ -53,7 +55,7 @@ template <class T> class ListViterbi {
     const auto n = static_cast<std::size_t>(chains_.n_states);
     const std::size_t length = chains_.length(chain), edge = chains_.first_edge(chain);
     const T* costs = chains_.costs + chains_.first_node(chain) * n;
-    from_.resize(std::max(from_.size(), length * n * k_));
+    resize_in_pieces(from_, length * n * k_);
     lists_.assign(n * k_, never);
     place_.resize(n);
     for (std::size_t state = 0; state < n; ++state)
@@ -74,6 +76,7 @@ template <class T> class ListViterbi {
     last_.resize(k_);
     merge(nullptr, energies, last_.data());
     for (std::size_t r = 0; r < k_; ++r, labels += length) {
+      pace_.step(4 * length);
       if (energies[r] == never) {
         std::fill_n(labels, length, -1);
         continue;
@@ -93,6 +96,7 @@ template <class T> class ListViterbi {
   void merge(const double* transition, double* out, std::int32_t* from) {
     std::fill(place_.begin(), place_.end(), std::size_t{0});
     for (std::size_t r = 0; r < k_; ++r) {
+      pace_.step(place_.size());
       double least = never;
       std::size_t best = 0;
       for (std::size_t state = 0; state < place_.size(); ++state) {
@@ -111,6 +115,7 @@ template <class T> class ListViterbi {
 
   const Chains<T>& chains_;
   std::size_t k_;
+  Pace pace_;
   ChainTables<T> tables_;
   std::vector<double> lists_, before_;    // (n, k)
   std::vector<std::size_t> place_;        // (n,)

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "interrupt.hpp"
 #include "thread_pool.hpp"
 
 namespace crfield {
@@ -107,6 +108,7 @@ class Weights {
     double* sums = terms.data();
     std::fill(sums, sums + n, 0.0);
     for (std::ptrdiff_t y = 0; y < n_; ++y) {
+      pace_.step(n / 4);
       const double share = std::exp(bottom - f[y]);
       if (share == 0) continue;
       const std::ptrdiff_t begin = std::max<std::ptrdiff_t>(0, y + first_);
@@ -126,6 +128,7 @@ class Weights {
         continue;
       }
       double sum = 0;
+      pace_.step(8 * n);
       for (std::ptrdiff_t y = 0; y < n_; ++y)
         sum += std::exp(std::min(0.0, values[x] - (f[y] + cost(x - y))));
       values[x] -= std::log(std::max(1.0, sum));  // the least term itself may have been rounded
@@ -142,6 +145,7 @@ class Weights {
   }
   double& at(std::ptrdiff_t j) { return values_[static_cast<std::size_t>(j + n_ - 1)]; }
 
+  Pace pace_;
   std::ptrdiff_t n_ = 0, first_ = 0, last_ = 0;
   Spring spring_{0, 0};
   double least_ = 0;
@@ -159,8 +163,11 @@ void for_each_row(const DistanceProblem& problem, int threads, Body&& body) {
   parallel_ranges(problem.n_images * problem.height, threads, grain,
                   [&](int, std::size_t begin, std::size_t end) {
                     State state;
-                    for (std::size_t row = begin; row < end; ++row)
+                    Pace pace;
+                    for (std::size_t row = begin; row < end; ++row) {
+                      pace.step(8 * problem.width);
                       body(state, row / problem.height, row * problem.width);
+                    }
                   });
 }
 
@@ -173,7 +180,9 @@ void for_each_block(const DistanceProblem& problem, int threads, Body&& body) {
   parallel_ranges(problem.n_images * blocks, threads, grain,
                   [&](int, std::size_t begin, std::size_t end) {
                     State state;
+                    Pace pace;
                     for (std::size_t block = begin; block < end; ++block) {
+                      pace.step(8 * columns_a_block * problem.height);
                       const std::size_t image = block / blocks;
                       const std::size_t column = block % blocks * columns_a_block;
                       body(state, image, image * problem.height * problem.width + column,

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "cpu.hpp"
+#include "interrupt.hpp"
 #include "thread_pool.hpp"
 
 namespace crfield {
@@ -22,7 +23,9 @@ std::vector<std::size_t> curve_order(const T* features, std::size_t n_points, in
   const int used = std::min(dim, 64), bits = 64 / std::max(1, used);
   const double most = std::ldexp(1.0, bits) - 1;
   std::vector<std::uint64_t> code(n_points);
+  Pace pace;
   for (std::size_t i = 0; i < n_points; ++i) {
+    pace.step(64);
     std::uint64_t z = 0;
     for (int d = 0; d < used; ++d) {
       const auto cell = static_cast<std::uint64_t>(
@@ -33,8 +36,10 @@ std::vector<std::size_t> curve_order(const T* features, std::size_t n_points, in
   }
   std::vector<std::size_t> order(n_points);
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return code[a] < code[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    pace.step();
+    return code[a] < code[b];
+  });
   return order;
 }
 
@@ -47,8 +52,10 @@ ExactSum<T>::ExactSum(const T* features, std::size_t n_points, int dim, Shape sh
       shape_(shape), tolerance_(tolerance), order_(curve_order(features, n_points, dim)),
       features_(n_tiles_ * tile_size * dim), low_(n_tiles_ * dim), high_(n_tiles_ * dim) {
   const std::size_t n_padded = n_tiles_ * tile_size;
+  Pace pace;
   for (std::size_t tile = 0; tile < n_tiles_; ++tile)
     for (int d = 0; d < dim; ++d) {
+      pace.step(tile_size);
       T low = std::numeric_limits<T>::infinity(), high = -low;
       for (std::size_t k = tile * tile_size; k < (tile + 1) * tile_size; ++k) {
         // The last tile is filled up with its last point, whose rows of x are zero.
@@ -63,14 +70,20 @@ ExactSum<T>::ExactSum(const T* features, std::size_t n_points, int dim, Shape sh
   if (tolerance <= 0) return;
   std::vector<std::vector<std::uint32_t>> near(n_tiles_);
   parallel_ranges(n_tiles_, threads, 16, [&](int, std::size_t begin, std::size_t end) {
+    Pace own_pace;
     for (std::size_t a = begin; a < end; ++a)
-      for (std::size_t b = 0; b < n_tiles_; ++b)
+      for (std::size_t b = 0; b < n_tiles_; ++b) {
+        own_pace.step(4 + static_cast<std::size_t>(dim_));
         if (!is_far(a, b)) near[a].push_back(static_cast<std::uint32_t>(b));
+      }
   });
   first_.assign(n_tiles_ + 1, 0);
   for (std::size_t a = 0; a < n_tiles_; ++a) first_[a + 1] = first_[a] + near[a].size();
   active_.reserve(first_.back());
-  for (const auto& row : near) active_.insert(active_.end(), row.begin(), row.end());
+  for (const auto& row : near) {
+    pace.step(row.size());
+    active_.insert(active_.end(), row.begin(), row.end());
+  }
 }
 
 // Whether |kernel| < tolerance for every pair of points of the two tiles, from their boxes.
@@ -103,10 +116,12 @@ void ExactSum<T>::apply(const T* x, const T* pre, const T* post, int n_columns, 
   const auto stride = static_cast<std::size_t>(padded_columns<T>(n_columns));
   const std::size_t size = n_tiles_ * tile_size * stride;
   typename BufferPool<T>::Loan sorted(buffers_, size), total(buffers_, size);
-  std::fill_n(sorted.data(), size, T(0));
-  std::fill_n(total.data(), size, T(0));
+  fill_in_pieces(sorted.data(), sorted.data() + size, T(0));
+  fill_in_pieces(total.data(), total.data() + size, T(0));
   parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
+    Pace pace;
     for (std::size_t k = begin; k < end; ++k) {
+      pace.step(stride);
       const std::size_t i = order_[k];
       const T scale = pre ? pre[i] : T(1);
       for (int c = 0; c < n_columns; ++c) sorted.data()[k * stride + c] = scale * x[i * n_columns + c];
@@ -118,17 +133,22 @@ void ExactSum<T>::apply(const T* x, const T* pre, const T* post, int n_columns, 
   const std::size_t portion = 4, n_portions = (n_tiles_ + portion - 1) / portion;
   std::atomic<std::size_t> next{0};
   run_parts(static_cast<int>(std::min<std::size_t>(threads, n_portions)), [&](int) {
+    Pace pace;
     for (std::size_t p; (p = next.fetch_add(1)) < n_portions;)
       for (std::size_t a = p * portion; a < std::min(n_tiles_, (p + 1) * portion); ++a) {
         const bool all = first_.empty();
         const std::size_t count = all ? n_tiles_ : first_[a + 1] - first_[a];
-        for (std::size_t k = 0; k < count; ++k)
+        for (std::size_t k = 0; k < count; ++k) {
+          pace.step(tile_size * tile_size * (stride + static_cast<std::size_t>(dim_)));
           kernel.exact_tile(shape_, points, a, all ? k : active_[first_[a] + k], sorted.data(),
                             n_columns, total.data());
+        }
       }
   });
   parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
+    Pace pace;
     for (std::size_t k = begin; k < end; ++k) {
+      pace.step(stride);
       const std::size_t i = order_[k];
       const T scale = post ? post[i] : T(1);
       for (int c = 0; c < n_columns; ++c) out[i * n_columns + c] = scale * total.data()[k * stride + c];

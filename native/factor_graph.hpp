@@ -15,6 +15,8 @@
 
 namespace crfield {
 
+class Pace;
+
 inline constexpr double forbidden = std::numeric_limits<double>::infinity();
 
 // -t log(exp(-a / t) + exp(-b / t))
@@ -171,6 +173,8 @@ class Propagation {
                    Workspace& workspace) const;
   const FactorGroup& group_of(std::size_t factor, std::size_t& inside) const;
   std::size_t n_states(std::size_t variable) const;
+  std::size_t work_of_variable(std::size_t variable) const;
+  void pace_factor(std::size_t factor, Pace& pace) const;
   void send_from_variable(std::size_t variable, Scratch& scratch);
   void send_from_variable_to(std::int64_t slot);
   void send_reweighted(std::size_t variable, double* sum);

@@ -5,6 +5,7 @@
 
 #include "cpu.hpp"
 #include "factor_graph.hpp"
+#include "interrupt.hpp"
 
 namespace crfield {
 
@@ -110,7 +111,9 @@ class Tables final : public FactorGroup {
     const std::size_t n_tables = shared_ ? 1 : n_factors();
     weights_.resize(n_tables * n_entries_);
     least_.resize(n_tables);
+    Pace pace;
     for (std::size_t f = 0; f < n_tables; ++f) {
+      pace.step(8 * n_entries_);
       const double* from = table(f);
       least_[f] = *std::min_element(from, from + n_entries_);
       const double least = least_[f] == forbidden ? 0 : least_[f];
@@ -145,16 +148,22 @@ class Tables final : public FactorGroup {
     };
     for (std::size_t j = sizes_.size(); j-- > k + 1;) {
       n /= sizes_[j];
-      kernels.fold_columns(from, in + starts_[j], sizes_[j], n, t, to);
+      in_pieces(0, n, rows_per_check, [&](std::size_t first, std::size_t last) {
+        kernels.fold_columns(from + first * sizes_[j], in + starts_[j], sizes_[j], last - first, t,
+                             to + first);
+      });
       take();
     }
     for (std::size_t j = 0; j < k; ++j) {
       n /= sizes_[j];
+      if (n > rows_per_check) check_interrupt();
       kernels.fold_rows(from, in + starts_[j], sizes_[j], n, t, to);
       take();
     }
     std::copy_n(from, sizes_[k], out + starts_[k]);
   }
+
+  static constexpr std::size_t rows_per_check = 1 << 14;
 
   std::vector<std::size_t> sizes_, starts_;
   std::size_t n_entries_ = 1;
@@ -276,7 +285,9 @@ struct DistanceCost {
     if (t == 0 && power == 1) return cross_linear(factor, in, n, out);
     if (t == 0) return cross_quadratic(factor, in, n, out, scratch);
     double* costs = reserve(scratch, n);
+    Pace pace;
     for (std::size_t x = 0; x < n; ++x) {
+      pace.step(8 * n);
       for (std::size_t y = 0; y < n; ++y) costs[y] = in[y] + cost(factor, x, y);
       out[x] = soft_min(costs, n, t);
     }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "factor_graph.hpp"
+#include "interrupt.hpp"
 
 namespace crfield {
 
@@ -26,13 +27,16 @@ class Patterns final : public FactorGroup {
     const std::size_t n = arity_, units = n_units_ + may_be_none_;
     double* costs = reserve(scratch, units * (n + 1) + 2 * units);
     double *after = costs, *off = costs + units * (n + 1), *on = off + units;
+    Pace pace;
     for (std::size_t j = 0; j < units; ++j) {
+      pace.step(8 * n);
       double* sums = after + j * (n + 1);
       sums[n] = 0;
       for (std::size_t k = n; k-- > 0;) sums[k] = sums[k + 1] + least(factor, in, j, k, t);
     }
     Scratch before(units, 0.0);
     for (std::size_t k = 0; k < n; ++k) {
+      pace.step(16 * units);
       for (std::size_t j = 0; j < units; ++j) {
         off[j] = before[j] + after[j * (n + 1) + k + 1] - bias(factor, j);
         on[j] = off[j] - weight(factor, j, k);

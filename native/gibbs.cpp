@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "interrupt.hpp"
 #include "thread_pool.hpp"
 #include "uniform.hpp"
 
@@ -19,14 +20,16 @@ template <class T> T fine_draw(Uniform& random) {
 
 template <class T> T signed_label(std::uint8_t label) { return static_cast<T>(2 * label - 1); }
 
-template <class T> void sweep_one(const GridChains<T>& chains, std::size_t chain, Uniform random) {
+template <class T>
+void sweep_one(const GridChains<T>& chains, std::size_t chain, Uniform random, Pace& pace) {
   const std::size_t height = chains.height, width = chains.width, n = height * width;
   std::uint8_t* labels = chains.labels + chain * n;
   const T* log_odds = chains.log_odds + chain * n;
   const T* right = chains.weights + static_cast<std::size_t>(chains.image[chain]) * 2 * n;
   const T* down = right + n;
   for (std::size_t color = 0; color < 2; ++color)
-    for (std::size_t row = 0; row < height; ++row)
+    for (std::size_t row = 0; row < height; ++row) {
+      pace.step(8 * width);
       for (std::size_t column = (row + color) % 2; column < width; column += 2) {
         const std::size_t i = row * width + column;
         T x = log_odds[i];
@@ -37,6 +40,7 @@ template <class T> void sweep_one(const GridChains<T>& chains, std::size_t chain
         // u < sigmoid(x)
         labels[i] = fine_draw<T>(random) * (1 + std::exp(-x)) < 1;
       }
+    }
 }
 
 }  // namespace
@@ -44,8 +48,9 @@ template <class T> void sweep_one(const GridChains<T>& chains, std::size_t chain
 template <class T>
 void sweep_grids(const GridChains<T>& chains, std::uint64_t seed, std::uint64_t sweep, int threads) {
   parallel_ranges(chains.n_chains, threads, 8, [&](int, std::size_t begin, std::size_t end) {
+    Pace pace;
     for (std::size_t chain = begin; chain < end; ++chain)
-      sweep_one(chains, chain, Uniform(seed, sweep, chains.stream[chain]));
+      sweep_one(chains, chain, Uniform(seed, sweep, chains.stream[chain]), pace);
   });
 }
 

@@ -2,6 +2,7 @@
 #include <unordered_map>
 
 #include "factor_graph.hpp"
+#include "interrupt.hpp"
 
 namespace crfield {
 
@@ -14,7 +15,9 @@ GraphStructure::GraphStructure(const std::int64_t* n_states, std::size_t n_varia
   message_starts.reserve(n_slots() + 1);
   message_starts.push_back(0);
   slot_factors.resize(n_slots());
+  Pace pace;
   for (std::size_t slot = 0; slot < n_slots(); ++slot) {
+    pace.step(4);
     const auto v = static_cast<std::size_t>(variables[slot]);
     message_starts.push_back(message_starts.back() + n_states[v]);
     ++degree_starts[v + 1];
@@ -25,9 +28,11 @@ GraphStructure::GraphStructure(const std::int64_t* n_states, std::size_t n_varia
   for (std::size_t v = 0; v < n_variables; ++v) degree_starts[v + 1] += degree_starts[v];
   slots_of.resize(n_slots());
   std::vector<std::int64_t> next(degree_starts.begin(), degree_starts.end() - 1);
-  for (std::size_t slot = 0; slot < n_slots(); ++slot)
+  for (std::size_t slot = 0; slot < n_slots(); ++slot) {
+    pace.step(4);
     slots_of[static_cast<std::size_t>(next[static_cast<std::size_t>(variables[slot])]++)] =
         static_cast<std::int64_t>(slot);
+  }
   find_trees();
 }
 
@@ -55,6 +60,7 @@ std::vector<double> GraphStructure::forest_shares() const {
   std::vector<Sets> forests;
   Sets whole(n_variables());
   std::vector<std::int32_t> ends;
+  Pace pace;
   std::vector<std::size_t> forest_of(n_factors(), 0);
   for (std::size_t f = 0; f < n_factors(); ++f) {
     const std::int32_t first = variables[static_cast<std::size_t>(slot_starts[f])];
@@ -62,6 +68,7 @@ std::vector<double> GraphStructure::forest_shares() const {
       whole.parent(whole.find(variables[static_cast<std::size_t>(slot)])) = whole.find(first);
     if (slot_starts[f + 1] - slot_starts[f] == 1) continue;
     for (std::size_t k = 0;; ++k) {
+      pace.step(64 * static_cast<std::size_t>(slot_starts[f + 1] - slot_starts[f]));
       if (k == forests.size()) forests.emplace_back(k < most_full_forests ? n_variables() : 0);
       ends.clear();
       for (std::int64_t slot = slot_starts[f]; slot < slot_starts[f + 1]; ++slot)
@@ -95,6 +102,7 @@ void GraphStructure::find_trees() {
   tree_starts.push_back(0);
   std::vector<char> is_met(n, 0);
   std::vector<std::int32_t> queue;
+  Pace pace;
   for (std::size_t root = 0; root < n; ++root) {
     if (is_met[root]) continue;
     is_met[root] = 1;
@@ -104,6 +112,7 @@ void GraphStructure::find_trees() {
       const auto v = static_cast<std::size_t>(queue[head]);
       for (std::int64_t at = degree_starts[v]; at < degree_starts[v + 1]; ++at) {
         const std::int64_t slot = slots_of[static_cast<std::size_t>(at)];
+        pace.step(16);
         if (slot == up_slot[v]) continue;
         const auto f = static_cast<std::size_t>(slot_factors[static_cast<std::size_t>(slot)]);
         if (parent_slot[f] >= 0) {

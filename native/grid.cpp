@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cpu.hpp"
+#include "interrupt.hpp"
 #include "thread_pool.hpp"
 
 namespace crfield {
@@ -12,6 +13,8 @@ namespace {
 constexpr double taps[] = {6.0 / 16.0, 4.0 / 16.0, 1.0 / 16.0};
 // Two interpolations have variance 1/3 and the taps 1, in units of the squared node spacing.
 const double spacing = std::sqrt(3.0) / 2.0;
+// Points of a line between two looks at whether the call is to stop.
+constexpr std::size_t points_per_check = 1 << 12;
 
 }  // namespace
 
@@ -132,7 +135,9 @@ template <class T>
 void Grid<T>::chain_views(const std::vector<const T*>& dots, int threads, T* gradient, T* own) const {
   const std::size_t d = axes_.size();
   parallel_ranges(n_points(), threads, 1024, [&](int, std::size_t begin, std::size_t end) {
+    Pace pace;
     for (std::size_t i = begin; i < end; ++i) {
+      pace.step(4 * d);
       const T* weight = &weight_[2 * (i % line_length())];
       for (std::size_t a = 0; a < d; ++a) {
         const T* at = dots[a] + 2 * i;
@@ -167,7 +172,10 @@ template <class T> void Grid<T>::blur(const T* x, int n_columns, int threads, T*
     T* target = a % 2 ? spare.data() : out;
     parallel_ranges(size / inner, threads, std::max<std::size_t>(1, 8192 / inner),
                     [&](int, std::size_t begin, std::size_t end) {
-      kernels<T>().blur_axis(x, own_taps, n, inner, begin, end, target);
+      in_pieces(begin, end, std::max<std::size_t>(1, (1 << 16) / inner),
+                [&](std::size_t first, std::size_t last) {
+        kernels<T>().blur_axis(x, own_taps, n, inner, first, last, target);
+      });
     });
     x = target;
     inner *= n;
@@ -184,22 +192,25 @@ void Grid<T>::splat(const T* x, const T* scale, int n_columns, int threads, T* o
   parallel_ranges(n_lines_, threads, 1, [&](int part, std::size_t begin, std::size_t end) {
     touched[part] = rows_of_lines(begin, end);
     T *table = parts.data() + size * part, *line = lines.data() + line_size * part;
-    std::fill(table + touched[part].begin * stride, table + touched[part].end * stride, T(0));
+    fill_in_pieces(table + touched[part].begin * stride, table + touched[part].end * stride, T(0));
     for (std::size_t l = begin; l < end; ++l) {
       std::fill_n(line, line_size, T(0));
       const std::size_t first = l * length;
-      kernels<T>().splat(points, x + first * n_columns, scale ? scale + first : nullptr, 0, length,
-                         n_points() - first, n_columns, line);
+      in_pieces(0, length, points_per_check, [&](std::size_t from, std::size_t to) {
+        kernels<T>().splat(points, x + first * n_columns, scale ? scale + first : nullptr, from, to,
+                           n_points() - first, n_columns, line);
+      });
       PassTerm<T> term{};
       term.to = line;
       close_run(first, length, table, n_columns, term);
     }
   });
-  std::fill_n(out, size, T(0));
-  for (int part = 0; part < threads; ++part) {
-    const auto rows = touched[part];
-    kernels<T>().add(parts.data() + size * part, rows.begin * stride, rows.end * stride, out);
-  }
+  fill_in_pieces(out, out + size, T(0));
+  for (int part = 0; part < threads; ++part)
+    in_pieces(touched[part].begin * stride, touched[part].end * stride, 1 << 18,
+              [&](std::size_t first, std::size_t last) {
+      kernels<T>().add(parts.data() + size * part, first, last, out);
+    });
 }
 
 template <class T>
@@ -214,8 +225,10 @@ void Grid<T>::apply(const T* x, const T* pre, const T* post, int n_columns, int 
     typename BufferPool<T>::Loan line(buffers_, line_rows() * stride);
     for (std::size_t l = begin; l < end; ++l) {
       gather_run(corners_of_line(l), l * length, length, blurred.data(), n_columns, line.data());
-      kernels<T>().slice(points, line.data(), T(1), post ? post + l * length : nullptr, 0, length,
-                         n_columns, out + l * length * n_columns);
+      in_pieces(0, length, points_per_check, [&](std::size_t from, std::size_t to) {
+        kernels<T>().slice(points, line.data(), T(1), post ? post + l * length : nullptr, from, to,
+                           n_columns, out + l * length * n_columns);
+      });
     }
   });
 }
@@ -254,7 +267,9 @@ template <class T> void Grid<T>::row_sums(int threads, T* out) {
 template <class T>
 void Grid<T>::outer_product(const std::vector<std::vector<double>>& along, int threads, T* out) const {
   parallel_ranges(n_lines_, threads, 16, [&](int, std::size_t begin, std::size_t end) {
+    Pace pace;
     for (std::size_t line = begin; line < end; ++line) {
+      pace.step(line_length());
       double outer = 1;
       std::size_t rest = line;
       for (int a = dim() - 2; a >= 0; --a) {
@@ -275,8 +290,10 @@ void Grid<T>::diagonal_gradient(const T* s, int threads, T* gradient) const {
   };
   const auto slope = [](double f) { return 2 * (2 * f - 1) * (taps[0] - taps[1]) / spacing; };
   parallel_ranges(n_points(), threads, 1024, [&](int, std::size_t begin, std::size_t end) {
+    Pace pace;
     for (std::size_t i = begin; i < end; ++i)
       for (std::size_t by = 0; by < d; ++by) {
+        pace.step(4 * d);
         double product = s[i];
         std::size_t rest = i;
         for (std::size_t a = d; a-- > 0;) {
@@ -308,6 +325,7 @@ void Grid<T>::feature_gradient(const T* u, const T* u_scale, const T* v, const T
     for (std::size_t l = begin; l < end; ++l) {
       const std::size_t first = l * length, offset = first * n_columns;
       for (int a = 0; a < dim(); ++a) {
+        check_interrupt();
         const Corners corners = corners_of_line(l, a);
         gather_run(corners, first, length, from_u.data(), n_columns, line_u);
         gather_run(corners, first, length, from_v.data(), n_columns, line_v);

@@ -8,6 +8,7 @@
 
 #include "cpu.hpp"
 #include "factor_graph.hpp"
+#include "interrupt.hpp"
 #include "thread_pool.hpp"
 
 namespace crfield {
@@ -25,17 +26,23 @@ GridPropagation<T>::GridPropagation(std::size_t rows, std::size_t columns, int n
   origin_ = stride_ + lanes;
   plane_ = (rows + 3) * stride_ + 2 * lanes;
   const auto n = static_cast<std::size_t>(n_states);
-  costs_.assign(n * plane_, T{0});
-  for (auto& planes : in_) planes.assign(n * plane_, T{0});
+  resize_in_pieces(costs_, n * plane_);
+  for (auto& planes : in_) resize_in_pieces(planes, n * plane_);
   parallel_ranges(rows, threads, 16, [&](int, std::size_t begin, std::size_t end) {
+    Pace pace;
     for (std::size_t row = begin; row < end; ++row)
-      for (std::size_t column = 0; column < columns; ++column)
+      for (std::size_t column = 0; column < columns; ++column) {
+        pace.step(4 * n);
         for (std::size_t l = 0; l < n; ++l)
           costs_[l * plane_ + at(row, column)] = costs[(row * columns + column) * n + l];
+      }
   });
+  Pace pace;
   for (std::size_t axis = 0; axis < 2; ++axis)
-    for (std::size_t i = 0; i < (rows - axis) * (columns - (1 - axis)); ++i)
+    for (std::size_t i = 0; i < (rows - axis) * (columns - (1 - axis)); ++i) {
+      pace.step();
       steep_ = steep_ || static_cast<double>(edges.weights[axis][i]) > steep_weight * temperature;
+    }
   for (std::size_t axis = 0; axis < 2; ++axis) {
     if (edges.tables[axis]) tables_[axis].assign(edges.tables[axis], edges.tables[axis] + n * n);
     weights_[axis].assign(plane_, T{0});
@@ -43,6 +50,7 @@ GridPropagation<T>::GridPropagation(std::size_t rows, std::size_t columns, int n
     const std::size_t height = rows - axis, width = columns - (1 - axis);
     for (std::size_t row = 0; row < height; ++row)
       for (std::size_t column = 0; column < width; ++column) {
+        pace.step(8);
         const T weight = edges.weights[axis][row * width + column];
         weights_[axis][at(row, column)] = weight;
         if (temperature == 0) continue;
@@ -50,6 +58,13 @@ GridPropagation<T>::GridPropagation(std::size_t rows, std::size_t columns, int n
         leaks_[axis][at(row, column)] =
             static_cast<T>(steep_ ? -temperature * std::log1p(-through) : through);
       }
+  }
+}
+
+template <class T> void GridPropagation<T>::start_from(const GridPropagation& other) {
+  for (std::size_t d = 0; d < 4; ++d) {
+    check_interrupt();
+    in_[d] = other.in_[d];
   }
 }
 
@@ -84,7 +99,10 @@ template <class T> double GridPropagation<T>::flood(double damping) {
     std::array<std::vector<T>, 4> sent;
     for (auto& rows : sent) rows.assign(n * stride_ + 2 * lanes, T{0});
     std::vector<T> down_before(sent[2].size(), T{0});
+    Pace pace;
+    const std::size_t work = 4 * columns_ * (tables_[0].empty() && tables_[1].empty() ? n : n * n);
     for (std::size_t row = begin; row < end; ++row) {
+      pace.step(work);
       GridPass<T> own = pass;
       for (std::size_t d = 0; d < 4; ++d) own.out[d] = sent[d].data() + lanes;
       part.change = std::max(part.change, graph_kernels().grid(own, row, static_cast<T*>(start)));
@@ -131,8 +149,10 @@ template <class T> void GridPropagation<T>::beliefs(T* out) const {
   const auto n = static_cast<std::size_t>(n_states_);
   parallel_ranges(rows_, threads_, 4, [&](int, std::size_t begin, std::size_t end) {
     std::vector<double> values(n);
+    Pace pace;
     for (std::size_t row = begin; row < end; ++row)
       for (std::size_t column = 0; column < columns_; ++column) {
+        pace.step(8 * n);
         gather(at(row, column), -1, values.data());
         const double least = *std::min_element(values.begin(), values.end());
         double sum = 0;
@@ -189,8 +209,10 @@ template <class T> void GridPropagation<T>::edge_beliefs(T* out) const {
     parallel_ranges(height, threads_, 4, [&](int, std::size_t begin, std::size_t end) {
       std::vector<double> scratch((n + 2) * n);
       double *here = scratch.data(), *there = here + n, *joint = there + n;
+      Pace pace;
       for (std::size_t row = begin; row < end; ++row)
         for (std::size_t column = 0; column < width; ++column) {
+          pace.step(8 * n * n);
           join_ends(at(row, column), static_cast<int>(axis), here, there, joint);
           const double least = t > 0 ? soft_min(joint, n * n, t) : *std::min_element(joint, joint + n * n);
           T* edge = out + (row * width + column) * n * n;
@@ -222,8 +244,10 @@ template <class T> void GridPropagation<T>::improve(std::int32_t* labels) const 
         for (std::size_t l = 0; l < n; ++l)
           costs[l] += weight * static_cast<double>(is_before ? table[other * n + l] : table[l * n + other]);
       };
+      Pace pace;
       for (std::size_t row = begin; row < end; ++row)
         for (std::size_t column = (row + static_cast<std::size_t>(turn)) % 2; column < columns_; column += 2) {
+          pace.step(8 * n);
           const std::size_t pixel = at(row, column);
           std::int32_t& label = labels[row * columns_ + column];
           for (std::size_t l = 0; l < n; ++l) costs[l] = static_cast<double>(costs_[l * plane_ + pixel]);
@@ -246,9 +270,11 @@ template <class T> double GridPropagation<T>::log_partition() const {
   const auto n = static_cast<std::size_t>(n_states_);
   parallel_ranges(rows_, threads_, 4, [&](int, std::size_t begin, std::size_t end) {
     std::vector<double> scratch((n + 2) * n);
+    Pace pace;
     for (std::size_t row = begin; row < end; ++row) {
       double& sum = sums[row];
       for (std::size_t column = 0; column < columns_; ++column) {
+        pace.step(16 * n * n);
         const std::size_t pixel = at(row, column);
         gather(pixel, -1, scratch.data());
         sum += soft_min(scratch.data(), n, static_cast<double>(temperature_));

@@ -23,7 +23,7 @@ template <class T> class GridPropagation {
                   const GridEdges<T>& edges, double temperature, int threads);
 
   // Goes on from the messages on another grid of the same size.
-  void start_from(const GridPropagation& other) { in_ = other.in_; }
+  void start_from(const GridPropagation& other);
   // One iteration of all edges at once. The largest change of a message before damping.
   double flood(double damping);
   // (rows, columns, n_states): marginals, or for temperature 0 costs above the least.

@@ -2,10 +2,17 @@
 #include <algorithm>
 
 #include "cpu.hpp"
+#include "interrupt.hpp"
 #include "lattice.hpp"
 #include "thread_pool.hpp"
 
 namespace crfield {
+namespace {
+
+// Points or vertices between two looks at whether the call is to stop.
+constexpr std::size_t rows_per_check = 1 << 11;
+
+}  // namespace
 
 template <class T>
 void Lattice<T>::blur_order(const T* in, bool reversed, int n_columns, int threads, T* spare,
@@ -19,7 +26,9 @@ void Lattice<T>::blur_order(const T* in, bool reversed, int n_columns, int threa
     std::fill_n(target, stride, T(0));
     const std::int32_t* pairs = &neighbor_[static_cast<std::size_t>(axis) * (n_vertices_ + 1) * 2];
     parallel_ranges(n_vertices_, threads, 2048, [&](int, std::size_t begin, std::size_t end) {
-      kernels<T>().blur(pairs, in, begin + 1, end + 1, n_columns, target);
+      in_pieces(begin + 1, end + 1, rows_per_check, [&](std::size_t first, std::size_t last) {
+        kernels<T>().blur(pairs, in, first, last, n_columns, target);
+      });
     });
     in = target;
   }
@@ -40,7 +49,9 @@ template <class T> void Lattice<T>::blur(const T* x, int n_columns, int threads,
     });
   }
   parallel_ranges(size, threads, 1 << 14, [&](int, std::size_t begin, std::size_t end) {
-    kernels<T>().add(one_order_ ? out : backward.data(), begin, end, out);
+    in_pieces(begin, end, 1 << 18, [&](std::size_t first, std::size_t last) {
+      kernels<T>().add(one_order_ ? out : backward.data(), first, last, out);
+    });
   });
 }
 
@@ -51,26 +62,36 @@ template <class T> void Lattice<T>::row_sums(int threads, T* out) {
   const int parts = static_cast<int>(std::min<std::size_t>(threads, 1 + n_points_ / rows));
   typename BufferPool<T>::Loan mass(buffers_, rows * parts), table(buffers_, rows * stride),
       blurred(buffers_, rows * stride);
-  std::fill_n(mass.data(), rows * parts, T(0));
+  fill_in_pieces(mass.data(), mass.data() + rows * parts, T(0));
   parallel_ranges(n_points_, parts, 1, [&](int part, std::size_t begin, std::size_t end) {
     T* own = mass.data() + rows * part;
-    for (std::size_t k = begin * corners; k < end * corners; ++k) own[vertex_[k]] += weight_[k];
+    in_pieces(begin, end, rows_per_check, [&](std::size_t first, std::size_t last) {
+      for (std::size_t k = first * corners; k < last * corners; ++k) own[vertex_[k]] += weight_[k];
+    });
   });
-  for (std::size_t row = 0; row < rows; ++row) {
-    T sum = mass.data()[row];
-    for (int part = 1; part < parts; ++part) sum += mass.data()[rows * part + row];
-    for (std::size_t k = 0; k < stride; ++k) table.data()[row * stride + k] = k ? T(0) : sum;
-  }
+  in_pieces(0, rows, 1 << 16, [&](std::size_t first, std::size_t last) {
+    for (std::size_t row = first; row < last; ++row) {
+      T sum = mass.data()[row];
+      for (int part = 1; part < parts; ++part) sum += mass.data()[rows * part + row];
+      for (std::size_t k = 0; k < stride; ++k) table.data()[row * stride + k] = k ? T(0) : sum;
+    }
+  });
   blur(table.data(), 1, threads, blurred.data());
   const T half = gain();
-  for (std::size_t row = 0; row < rows; ++row) mass.data()[row] = half * blurred.data()[row * stride];
+  in_pieces(0, rows, 1 << 16, [&](std::size_t first, std::size_t last) {
+    for (std::size_t row = first; row < last; ++row)
+      mass.data()[row] = half * blurred.data()[row * stride];
+  });
   parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
     const T* values = mass.data();
-    for (std::size_t i = begin; i < end; ++i) {
-      T sum = 0;
-      for (std::size_t k = i * corners; k < (i + 1) * corners; ++k) sum += weight_[k] * values[vertex_[k]];
-      out[i] = sum;
-    }
+    in_pieces(begin, end, rows_per_check, [&](std::size_t first, std::size_t last) {
+      for (std::size_t i = first; i < last; ++i) {
+        T sum = 0;
+        for (std::size_t k = i * corners; k < (i + 1) * corners; ++k)
+          sum += weight_[k] * values[vertex_[k]];
+        out[i] = sum;
+      }
+    });
   });
 }
 
@@ -95,12 +116,16 @@ void Lattice<T>::splat_and_blur(const T* x, const T* scale, int n_columns, int t
   typename BufferPool<T>::Loan splatted(buffers_, size * tables);
   parallel_ranges(n_points_, tables, 1, [&](int part, std::size_t begin, std::size_t end) {
     T* table = splatted.data() + size * part;
-    std::fill_n(table, size, T(0));
-    kernel.splat(points, x, scale, begin, end, n_points_, n_columns, table);
+    fill_in_pieces(table, table + size, T(0));
+    in_pieces(begin, end, rows_per_check, [&](std::size_t first, std::size_t last) {
+      kernel.splat(points, x, scale, first, last, n_points_, n_columns, table);
+    });
   });
   parallel_ranges(size, threads, 1 << 14, [&](int, std::size_t begin, std::size_t end) {
-    for (int part = 1; part < tables; ++part)
-      kernel.add(splatted.data() + size * part, begin, end, splatted.data());
+    in_pieces(begin, end, 1 << 18, [&](std::size_t first, std::size_t last) {
+      for (int part = 1; part < tables; ++part)
+        kernel.add(splatted.data() + size * part, first, last, splatted.data());
+    });
   });
   blur(splatted.data(), n_columns, threads, out);
 }
@@ -113,7 +138,9 @@ void Lattice<T>::apply(const T* x, const T* pre, const T* post, int n_columns, i
   splat_and_blur(x, pre, n_columns, threads, blurred.data());
   const Simplices<T> points{vertex_.get(), weight_.get(), dim_ + 1};
   parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
-    kernels<T>().slice(points, blurred.data(), T(0.5), post, begin, end, n_columns, out);
+    in_pieces(begin, end, rows_per_check, [&](std::size_t first, std::size_t last) {
+      kernels<T>().slice(points, blurred.data(), T(0.5), post, first, last, n_columns, out);
+    });
   });
 }
 
@@ -139,7 +166,9 @@ void Lattice<T>::chain_views(const std::vector<const T*>& dots, int threads, T* 
   const std::size_t corners = dim_ + 1;
   parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
     double by_weight[max_lattice_dim + 1];
+    Pace pace;
     for (std::size_t i = begin; i < end; ++i) {
+      pace.step(corners * corners);
       T sum = 0;
       for (std::size_t c = 0; c < corners; ++c) {
         by_weight[c] = dots[0][i * corners + c];
@@ -164,16 +193,18 @@ void Lattice<T>::feature_gradient(const T* u, const T* u_scale, const T* v, cons
   splat_and_blur(v, v_scale, n_columns, threads, from_v.data());
   const Simplices<T> points{vertex_.get(), weight_.get(), dim_ + 1};
   parallel_ranges(n_points_, threads, 1024, [&](int, std::size_t begin, std::size_t end) {
-    std::fill(by_weight.data() + begin * corners, by_weight.data() + end * corners, T(0));
-    kernel.correlate(points, {u, u_scale, from_v.data()}, {v, v_scale, from_u.data()}, T(0.5), begin,
-                     end, n_points_, n_columns, by_weight.data());
-    double own[max_lattice_dim + 1] = {};
-    for (std::size_t i = begin; i < end; ++i) {
-      std::copy_n(by_weight.data() + i * corners, corners, own);
-      chain_to_features(i, own, gradient + i * dim_);
-    }
-    if (filtered_u)
-      kernel.slice(points, from_u.data(), T(0.5), v_scale, begin, end, n_columns, filtered_u);
+    in_pieces(begin, end, rows_per_check, [&](std::size_t first, std::size_t last) {
+      std::fill(by_weight.data() + first * corners, by_weight.data() + last * corners, T(0));
+      kernel.correlate(points, {u, u_scale, from_v.data()}, {v, v_scale, from_u.data()}, T(0.5),
+                       first, last, n_points_, n_columns, by_weight.data());
+      double own[max_lattice_dim + 1] = {};
+      for (std::size_t i = first; i < last; ++i) {
+        std::copy_n(by_weight.data() + i * corners, corners, own);
+        chain_to_features(i, own, gradient + i * dim_);
+      }
+      if (filtered_u)
+        kernel.slice(points, from_u.data(), T(0.5), v_scale, first, last, n_columns, filtered_u);
+    });
   });
 }
 

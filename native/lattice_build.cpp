@@ -16,6 +16,9 @@ constexpr double largest_for_float = 2048.0;
 // Large grids are embedded tile by tile, pieces of as many lines as make up so many points: a tile's
 // vertices fit into a table that stays in the cache.
 constexpr std::size_t tile_points = std::size_t(1) << 17;
+// Whole blocks of them, between two looks at whether the call is to stop.
+constexpr std::size_t points_per_check = 16 * embed_block;
+constexpr std::size_t vertices_per_check = std::size_t(1) << 12;
 
 // A simplex is its remainder-0 vertex and the order of the residuals, one byte a coordinate.
 template <std::size_t Words, std::size_t Codes> struct Simplex {
@@ -156,8 +159,10 @@ void Lattice<T>::build(const Features& features, const KeyLayout& layout, int th
       }
     };
     const auto embed_points = [&](std::size_t from, std::size_t to) {
-      for (; from < to; from += B)
-        embed_block_of(from, static_cast<int>(std::min<std::size_t>(B, to - from)));
+      in_pieces(from, std::max(from, to), points_per_check, [&](std::size_t first, std::size_t last) {
+        for (; first < last; first += B)
+          embed_block_of(first, static_cast<int>(std::min<std::size_t>(B, last - first)));
+      });
     };
     const std::size_t length = features.line_length();
     if (end - begin <= 2 * tile_points || length == n_points_) {
@@ -179,10 +184,12 @@ void Lattice<T>::build(const Features& features, const KeyLayout& layout, int th
         for_pieces(embed_points);
         number.assign(1, 0);
         const auto& found = finder.table.keys();
-        for (std::size_t v = 0; v < found.size(); ++v) {
-          if (v + 8 < found.size()) share.table->prefetch(found[v + 8]);
-          number.push_back(share.table->find_or_add(found[v]));
-        }
+        in_pieces(0, found.size(), vertices_per_check, [&](std::size_t first, std::size_t last) {
+          for (std::size_t v = first; v < last; ++v) {
+            if (v + 8 < found.size()) share.table->prefetch(found[v + 8]);
+            number.push_back(share.table->find_or_add(found[v]));
+          }
+        });
         finder.clear();
         for_pieces([&](std::size_t from, std::size_t to) {
           for (std::size_t k = from * corners; k < to * corners; ++k) vertex_[k] = number[vertex_[k]];
@@ -192,31 +199,39 @@ void Lattice<T>::build(const Features& features, const KeyLayout& layout, int th
 
   // The first share's numbers stay; the others' are translated.
   VertexTable<Words>& table = *shares[0].table;
-  for (std::size_t part = 1; part < shares.size() && shares[part].table; ++part)
-    for (const auto& key : shares[part].table->keys())
-      shares[part].global.push_back(table.find_or_add(key));
+  for (std::size_t part = 1; part < shares.size() && shares[part].table; ++part) {
+    const auto& own = shares[part].table->keys();
+    in_pieces(0, own.size(), vertices_per_check, [&](std::size_t first, std::size_t last) {
+      for (std::size_t v = first; v < last; ++v)
+        shares[part].global.push_back(table.find_or_add(own[v]));
+    });
+  }
   for (const Share& share : shares) {
     if (share.global.empty()) continue;
     std::int32_t* const vertex = &vertex_[share.begin * corners];
     parallel_ranges((share.end - share.begin) * corners, threads, 1 << 14,
                     [&](int, std::size_t begin, std::size_t end) {
-      for (std::size_t k = begin; k < end; ++k) vertex[k] = share.global[vertex[k] - 1];
+      in_pieces(begin, end, 1 << 14, [&](std::size_t first, std::size_t last) {
+        for (std::size_t k = first; k < last; ++k) vertex[k] = share.global[vertex[k] - 1];
+      });
     });
   }
 
   const auto& keys = table.keys();
   n_vertices_ = keys.size();
-  neighbor_.assign(static_cast<std::size_t>(corners) * (n_vertices_ + 1) * 2, 0);
+  resize_in_pieces(neighbor_, static_cast<std::size_t>(corners) * (n_vertices_ + 1) * 2);
   parallel_ranges(n_vertices_, threads, 2048, [&](int, std::size_t begin, std::size_t end) {
     for (int axis = 0; axis < corners; ++axis) {
       std::int32_t* pairs = &neighbor_[static_cast<std::size_t>(axis) * (n_vertices_ + 1) * 2];
       constexpr std::size_t ahead = 8;
-      for (std::size_t v = begin; v < end; ++v) {
-        if (v + ahead < end) table.prefetch(keys[v + ahead] + along[axis]);
-        const std::int32_t next = table.find(keys[v] + along[axis]);
-        pairs[2 * (v + 1) + 1] = next;
-        if (next) pairs[2 * static_cast<std::size_t>(next)] = static_cast<std::int32_t>(v + 1);
-      }
+      in_pieces(begin, end, vertices_per_check, [&](std::size_t first, std::size_t last) {
+        for (std::size_t v = first; v < last; ++v) {
+          if (v + ahead < end) table.prefetch(keys[v + ahead] + along[axis]);
+          const std::int32_t next = table.find(keys[v] + along[axis]);
+          pairs[2 * (v + 1) + 1] = next;
+          if (next) pairs[2 * static_cast<std::size_t>(next)] = static_cast<std::int32_t>(v + 1);
+        }
+      });
     }
   });
 }

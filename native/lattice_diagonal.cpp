@@ -4,6 +4,7 @@
 #include <bit>
 #include <vector>
 
+#include "interrupt.hpp"
 #include "lattice.hpp"
 #include "thread_pool.hpp"
 
@@ -24,14 +25,18 @@ std::int32_t Lattice<T>::walk(std::int32_t start, std::uint32_t axes, bool forwa
 // from k on, those without k can be taken as with the axes from k + 1 on, and those with k where the
 // neighbor along k can go on; adding axis k to set s makes it set s + 2^k.
 template <class T> auto Lattice<T>::list_walks(int threads) const -> std::vector<Walks> {
-  std::vector<Walks> walks(n_vertices_ + 1, Walks{1, 1}), longer(n_vertices_ + 1);
+  std::vector<Walks> walks, longer;
+  resize_in_pieces(walks, n_vertices_ + 1, Walks{1, 1});
+  resize_in_pieces(longer, n_vertices_ + 1, Walks{0, 0});
   walks[0] = longer[0] = {0, 0};
   for (int axis = dim_; axis >= 0; --axis) {
     const std::int32_t* pairs = &neighbor_[static_cast<std::size_t>(axis) * (n_vertices_ + 1) * 2];
     parallel_ranges(n_vertices_, threads, 4096, [&](int, std::size_t begin, std::size_t end) {
-      for (std::size_t v = begin + 1; v <= end; ++v)
-        longer[v] = {walks[v].forward | walks[pairs[2 * v + 1]].forward << (1 << axis),
-                     walks[v].backward | walks[pairs[2 * v]].backward << (1 << axis)};
+      in_pieces(begin + 1, end + 1, 1 << 12, [&](std::size_t first, std::size_t last) {
+        for (std::size_t v = first; v < last; ++v)
+          longer[v] = {walks[v].forward | walks[pairs[2 * v + 1]].forward << (1 << axis),
+                       walks[v].backward | walks[pairs[2 * v]].backward << (1 << axis)};
+      });
     });
     walks.swap(longer);
   }
@@ -124,7 +129,9 @@ void Lattice<T>::for_each_listed_gram(int threads, Body&& body) const {
   constexpr std::size_t n_known = 2048;
   parallel_ranges(n_points_, threads, 256, [&](int, std::size_t begin, std::size_t end) {
     std::vector<Known> known(n_known);
+    Pace pace;
     for (std::size_t i = begin; i < end; ++i) {
+      pace.step(2 * Corners * Corners);
       const std::int32_t vertex = vertex_[i * Corners];
       const std::uint64_t mixed = (rank_[i] ^ static_cast<std::uint64_t>(vertex) << 40) * 0x9E3779B97F4A7C15ull;
       Known& simplex = known[(mixed >> 40) % n_known];
@@ -154,7 +161,9 @@ void Lattice<T>::for_each_gram(int threads, Body&& body) const {
     // Many points share a simplex: remember the latest ones, by a hash of their vertices.
     std::vector<const std::int32_t*> owner(n_cached, nullptr);
     AlignedArray<T> grams = new_aligned<T>(n_cached * corners * corners);
+    Pace pace;
     for (std::size_t i = begin; i < end; ++i) {
+      pace.step(corners * corners * corners);
       const std::int32_t* vertex = &vertex_[i * corners];
       std::uint64_t hash = 0;
       for (std::size_t c = 0; c < corners; ++c)

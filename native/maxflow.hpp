@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "interrupt.hpp"
+
 namespace crfield {
 
 using NodeIndex = std::int32_t;
@@ -54,6 +56,7 @@ template <class Graph> class MaxFlow {
     push_directly();
     start();
     for (NodeIndex node; (node = pop()) >= 0;) {
+      pace_.step(8);
       if (state(node).tree == Tree::source) grow<Tree::source>(node);
       else if (state(node).tree == Tree::sink) grow<Tree::sink>(node);
     }
@@ -76,6 +79,7 @@ template <class Graph> class MaxFlow {
   // Most of the flow of an image passes between neighbors and needs no search.
   void push_directly() {
     for (NodeIndex node = 0; node < graph_->n_nodes(); ++node) {
+      pace_.step();
       Capacity& supply = graph_->terminal(node);
       if (!(supply > 0)) continue;
       graph_->find_arc(node, [&](Arc arc) {
@@ -98,6 +102,7 @@ template <class Graph> class MaxFlow {
     queue_.resize(static_cast<std::size_t>(n));
     first_ = n_queued_ = 0;
     for (NodeIndex node = 0; node < n; ++node) {
+      pace_.step();
       SearchState<Arc>& own = state(node);
       const Capacity left = graph_->terminal(node);
       own = {};
@@ -159,6 +164,7 @@ template <class Graph> class MaxFlow {
   // Pushes flow along source ... from -> to ... sink and finds new parents for who was cut off.
   void augment(NodeIndex from, Arc arc, NodeIndex to) {
     if (time_ == last_time) restart_time();
+    pace_.step(4 * static_cast<std::size_t>(state(from).distance + state(to).distance));
     Capacity& between = graph_->out(from, arc);
     const Capacity most = std::min({between, room<Tree::source>(from), room<Tree::sink>(to)});
     flow_ += most;
@@ -251,6 +257,7 @@ template <class Graph> class MaxFlow {
         break;
       }
     }
+    pace_.step(4 * static_cast<std::size_t>(distance));
     std::int32_t left = distance;
     for (; node != end; node = graph_->head(node, state(node).parent)) {
       state(node).stamp = time_;
@@ -269,6 +276,7 @@ template <class Graph> class MaxFlow {
   }
 
   Graph* graph_ = nullptr;
+  Pace pace_;
   Sum flow_ = 0;
   std::int32_t time_ = 0;
   std::vector<NodeIndex> queue_;  // a ring

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "buffers.hpp"
+#include "interrupt.hpp"
 #include "maxflow.hpp"
 
 namespace crfield {
@@ -33,9 +34,11 @@ struct GridShape {
   }
   // Calls body(k, slice, row, first, last): the cells [first, last) of a row have a neighbor at offset k.
   template <class Body> void for_each_edge_row(Body&& body) const {
+    Pace pace;
     for (std::int32_t z = 0; z < size[0]; ++z)
       for (std::int32_t y = 0; y < size[1]; ++y)
         for (std::size_t k = 0; k < offsets.size(); ++k) {
+          pace.step(4 * static_cast<std::size_t>(size[2]));
           const auto [dz, dy, dx] = offsets[k];
           if (z + dz < 0 || z + dz >= size[0] || y + dy < 0 || y + dy >= size[1]) continue;
           const std::int32_t first = std::max(0, -dx), last = size[2] - std::max(0, dx);
@@ -96,7 +99,7 @@ template <class T, int n_arcs> class GridGraph {
 
   // Takes costs of label 1 by cell and capacities by edge: `forward` is what p sends to q.
   void load(const T* costs, const T* forward, const T* backward) {
-    std::fill_n(cells_.get(), n_nodes_, Cell{});
+    fill_in_pieces(cells_.get(), cells_.get() + n_nodes_, Cell{});
     for_each_row([&](NodeIndex node, std::size_t cell) {
       for (std::int32_t x = 0; x < shape_.size[2]; ++x)
         cells_[node + x].terminal = static_cast<T>(-costs[cell + static_cast<std::size_t>(x)]);
@@ -132,8 +135,12 @@ template <class T, int n_arcs> class GridGraph {
     return static_cast<NodeIndex>(begin_ + z * slice_ + y * row_);
   }
   template <class Body> void for_each_row(Body&& body) const {
+    Pace pace;
     for (std::int32_t z = 0; z < shape_.size[0]; ++z)
-      for (std::int32_t y = 0; y < shape_.size[1]; ++y) body(index(z, y), shape_.index(z, y, 0));
+      for (std::int32_t y = 0; y < shape_.size[1]; ++y) {
+        pace.step(4 * static_cast<std::size_t>(shape_.size[2]));
+        body(index(z, y), shape_.index(z, y, 0));
+      }
   }
 
   const GridShape& shape_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "interrupt.hpp"
 #include "maxflow_cuts.hpp"
 #include "thread_pool.hpp"
 
@@ -31,6 +32,7 @@ template <class T, class Shape, class Graph> class Mover {
   void swap_all() {
     for (std::int32_t alpha = 0; alpha < n_labels(); ++alpha)
       for (std::int32_t beta = alpha + 1; beta < n_labels(); ++beta) {
+        check_interrupt();
         bool is_present = false;
         for (std::size_t p = 0; p < zero_.size(); ++p) {
           const bool takes_part = labels_[p] == alpha || labels_[p] == beta;
@@ -52,6 +54,7 @@ template <class T, class Shape, class Graph> class Mover {
   }
 
   double total(const std::int32_t* labels) const {
+    check_interrupt();
     double sum = 0;
     for (std::size_t p = 0; p < costs_.size(); ++p) sum += unary(p, labels[p]);
     shape_.for_each_edge([&](std::size_t edge, std::size_t p, std::size_t q) {
@@ -62,6 +65,7 @@ template <class T, class Shape, class Graph> class Mover {
 
   // Takes the best of all labelings with labels from `zero_` and `one_` if it is better.
   void choose() {
+    check_interrupt();
     for (std::size_t p = 0; p < costs_.size(); ++p) costs_[p] = unary(p, one_[p]) - unary(p, zero_[p]);
     shape_.for_each_edge([&](std::size_t edge, std::size_t p, std::size_t q) {
       // The table of a pair is a constant, a cost of each end, and half of what equal choices save.

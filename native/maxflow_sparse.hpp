@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "interrupt.hpp"
 #include "maxflow.hpp"
 
 namespace crfield {
@@ -18,8 +19,11 @@ struct EdgeList {
   std::size_t n_edges() const { return count; }
   // Calls body(edge, p, q) for all edges.
   template <class Body> void for_each_edge(Body&& body) const {
-    for (std::size_t e = 0; e < count; ++e)
+    Pace pace;
+    for (std::size_t e = 0; e < count; ++e) {
+      pace.step(8);
       body(e, static_cast<std::size_t>(ends[2 * e]), static_cast<std::size_t>(ends[2 * e + 1]));
+    }
   }
 };
 
@@ -62,7 +66,9 @@ template <class T> class SparseGraph {
   void load(const T* costs, const T* forward, const T* backward) {
     for (std::size_t node = 0; node < nodes_.size(); ++node)
       nodes_[node].terminal = static_cast<T>(-costs[node]);
+    Pace pace;
     for (std::size_t e = 0; e < arc_of_.size(); ++e) {
+      pace.step(8);
       arcs_[arc_of_[e]].residual = forward[e];
       arcs_[arcs_[arc_of_[e]].reverse].residual = backward[e];
     }

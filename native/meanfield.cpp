@@ -6,12 +6,16 @@
 #include <vector>
 
 #include "cpu.hpp"
+#include "interrupt.hpp"
 #include "thread_pool.hpp"
 
 namespace crfield {
 namespace {
 
 constexpr std::size_t grain = 512;
+// Between two looks at whether the call is to stop. Sums are formed piece by piece, so the pieces of
+// cheap ones are long.
+constexpr std::size_t rows_per_check = 1 << 12, numbers_per_check = 1 << 24;
 
 StepSums combine(const std::vector<StepSums>& parts) {
   StepSums sums;
@@ -147,6 +151,7 @@ StepSums update_coupled(const T* unary, const T* pairwise, const T* old, const U
   CoupledSolver solver(n);
   StepSums sums;
   for (std::size_t i = begin; i < end; ++i) {
+    check_interrupt();
     std::fill(solver.m.begin(), solver.m.end(), 0.0);
     for (int t = 0; t < terms.n_terms; ++t) {
       const double s = terms.shift[t] + (terms.strength[t] ? terms.strength[t][i] : T(0));
@@ -178,8 +183,10 @@ void add_message(Compatibility kind, const T* values, const T* x, const T* row_s
   const std::vector<T> padded = kind == Compatibility::potts ? std::vector<T>{values[0]}
                                                              : pad_rows(values, rows, n_columns);
   parallel_ranges(n_rows, threads, grain, [&](int, std::size_t begin, std::size_t end) {
-    kernels<T>().message(kind, padded.data(), x, row_scale, factor, overwrite, begin, end, n_rows,
-                         n_columns, out);
+    in_pieces(begin, end, rows_per_check, [&](std::size_t first, std::size_t last) {
+      kernels<T>().message(kind, padded.data(), x, row_scale, factor, overwrite, first, last, n_rows,
+                           n_columns, out);
+    });
   });
 }
 
@@ -187,7 +194,10 @@ template <class T>
 double center_rows(const T* x, std::size_t n_rows, int n_columns, int threads, T* out) {
   std::vector<double> sums(threads, 0.0);
   parallel_ranges(n_rows, threads, grain, [&](int part, std::size_t begin, std::size_t end) {
-    sums[part] = kernels<T>().center(x, begin, end, n_columns, out);
+    const std::size_t rows = std::max<std::size_t>(1, numbers_per_check / n_columns);
+    in_pieces(begin, end, rows, [&](std::size_t first, std::size_t last) {
+      sums[part] += kernels<T>().center(x, first, last, n_columns, out);
+    });
   });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
@@ -195,7 +205,10 @@ double center_rows(const T* x, std::size_t n_rows, int n_columns, int threads, T
 template <class T> double largest(const T* x, std::size_t size, int threads) {
   std::vector<double> parts(threads, 0.0);
   parallel_ranges(size, threads, 1 << 14, [&](int part, std::size_t begin, std::size_t end) {
-    parts[part] = kernels<T>().largest(x, begin, end);
+    in_pieces(begin, end, numbers_per_check, [&](std::size_t first, std::size_t last) {
+      const double found = kernels<T>().largest(x, first, last);
+      if (!std::isnan(parts[part]) && !(found <= parts[part])) parts[part] = found;
+    });
   });
   for (const double part : parts)
     if (std::isnan(part)) return part;
@@ -205,7 +218,9 @@ template <class T> double largest(const T* x, std::size_t size, int threads) {
 template <class T> double dot(const T* a, const T* b, std::size_t size, int threads) {
   std::vector<double> sums(threads, 0.0);
   parallel_ranges(size, threads, 1 << 14, [&](int part, std::size_t begin, std::size_t end) {
-    sums[part] = kernels<T>().dot(a, b, begin, end);
+    in_pieces(begin, end, numbers_per_check, [&](std::size_t first, std::size_t last) {
+      sums[part] += kernels<T>().dot(a, b, first, last);
+    });
   });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
@@ -225,7 +240,11 @@ StepSums update_marginals(const T* unary, const T* pairwise, const T* old, const
                            terms.n_terms, n_rows, n_columns};
   parallel_ranges(n_rows, threads, grain, [&](int part, std::size_t begin, std::size_t end) {
     std::vector<T> scratch(5 * static_cast<std::size_t>(padded_columns<T>(n_columns)));
-    parts[part] = kernels<T>().step(input, begin, end, scratch.data(), q);
+    std::vector<StepSums> pieces;
+    in_pieces(begin, end, 1 << 16, [&](std::size_t first, std::size_t last) {
+      pieces.push_back(kernels<T>().step(input, first, last, scratch.data(), q));
+    });
+    parts[part] = combine(pieces);
   });
   return combine(parts);
 }

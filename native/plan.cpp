@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "cpu.hpp"
+#include "interrupt.hpp"
 #include "thread_pool.hpp"
 
 namespace crfield {
@@ -11,6 +12,9 @@ namespace {
 
 // Points of a line where no term knows of lines.
 constexpr std::size_t default_line = 1024;
+// Rows of tables between two looks at whether the call is to stop. Sums over rows are formed piece by
+// piece, so those pieces are long.
+constexpr std::size_t rows_per_check = 1 << 12, summed_rows_per_check = 1 << 20;
 
 }  // namespace
 
@@ -83,7 +87,7 @@ void Plan<T>::for_runs(const State* from, bool splat, Body&& body) {
     }
     T* table = splatted_[m].get();
     parallel_ranges(size, threads_, 1 << 15, [&](int, std::size_t begin, std::size_t end) {
-      std::fill(table + begin, table + end, T(0));
+      fill_in_pieces(table + begin, table + end, T(0));
     });
   }
   parallel_ranges(n_lines, threads_, std::max<std::size_t>(1, 512 / line_length_),
@@ -92,10 +96,12 @@ void Plan<T>::for_runs(const State* from, bool splat, Body&& body) {
     T* const* own = &tables[part * n_terms];
     for (int m = 0; splat && m < n_terms; ++m) {
       auto& rows = touched[part * n_terms + m] = terms_[m].kernel->rows_of_lines(begin, end);
-      if (part > 0) std::fill(own[m] + rows.begin * stride, own[m] + rows.end * stride, T(0));
+      if (part > 0) fill_in_pieces(own[m] + rows.begin * stride, own[m] + rows.end * stride, T(0));
     }
     std::vector<PassTerm<T>> terms(n_terms);
+    Pace pace;
     const auto run = [&](std::size_t first, std::size_t count) {
+      pace.step(count * stride * (n_terms + 1));
       T* lines = scratch.data() + pass_scratch * stride;
       for (int m = 0; m < n_terms; ++m) {
         const PlanTerm<T>& term = terms_[m];
@@ -127,7 +133,10 @@ void Plan<T>::for_runs(const State* from, bool splat, Body&& body) {
       T *total = splatted_[m].get(), *more = tables[part * n_terms + m];
       parallel_ranges((rows.end - rows.begin) * stride, threads_, 1 << 15,
                       [&](int, std::size_t begin, std::size_t end) {
-        kernels<T>().add(more, rows.begin * stride + begin, rows.begin * stride + end, total);
+        in_pieces(rows.begin * stride + begin, rows.begin * stride + end, 1 << 18,
+                  [&](std::size_t first, std::size_t last) {
+          kernels<T>().add(more, first, last, total);
+        });
       });
     }
 }
@@ -221,7 +230,7 @@ template <class T> void Plan<T>::want_features(const std::vector<bool>& wanted) 
       dots_[m].push_back(new_aligned<T>(size));
       T* dots = dots_[m].back().get();
       parallel_ranges(size, threads_, 1 << 15, [&](int, std::size_t begin, std::size_t end) {
-        std::fill(dots + begin, dots + end, T(0));
+        fill_in_pieces(dots + begin, dots + end, T(0));
       });
     }
 }
@@ -258,9 +267,13 @@ void Plan<T>::step_back(int before, const T* q, const T* given, bool first, T* t
     parallel_ranges(terms_[m].kernel->table_rows(), threads_, 256,
                     [&](int part, std::size_t begin, std::size_t end) {
       typename BufferPool<T>::Loan scratch(buffers_, n * stride);
+      std::vector<double> piece(n * stride);
       parts[part].resize(n * stride);
-      kernels<T>().gram(x + begin * stride, y + begin * stride, end - begin, n_labels_, scratch.data(),
-                        parts[part].data());
+      in_pieces(begin, end, 1 << 16, [&](std::size_t first, std::size_t last) {
+        kernels<T>().gram(x + first * stride, y + first * stride, last - first, n_labels_,
+                          scratch.data(), piece.data());
+        for (std::size_t k = 0; k < piece.size(); ++k) parts[part][k] += piece[k];
+      });
     });
     for (const auto& part : parts)
       for (std::size_t a = 0; a < n && !part.empty(); ++a)
@@ -279,8 +292,10 @@ template <class T> void Plan<T>::blur_into(State& fresh, std::size_t m) {
   if (!term.is_matrix) return;
   const int padded = padded_columns<T>(n_labels_);
   parallel_ranges(rows, threads_, 64, [&](int, std::size_t begin, std::size_t end) {
-    kernels<T>().message(Compatibility::matrix, matrix_[m].data(), y, nullptr, T(1), true, begin, end,
-                         rows, padded, fresh.folded[m].get());
+    in_pieces(begin, end, rows_per_check, [&](std::size_t first, std::size_t last) {
+      kernels<T>().message(Compatibility::matrix, matrix_[m].data(), y, nullptr, T(1), true, first,
+                           last, rows, padded, fresh.folded[m].get());
+    });
   });
 }
 
@@ -296,14 +311,16 @@ template <class T> void Plan<T>::finish(State& fresh, bool with_row_sums, PlanSu
     std::vector<double> pairs(threads_), totals(threads_);
     parallel_ranges(term.kernel->table_rows(), threads_, 1024,
                     [&](int part, std::size_t begin, std::size_t end) {
-      const std::size_t first = begin * stride, count = end - begin;
       std::vector<double> dots(stride);
-      kernels<T>().column_dots(x + first, z + first, count, static_cast<int>(stride), dots.data());
-      for (int l = 0; l < n_labels_; ++l)
-        pairs[part] += term.is_matrix ? dots[l] : gain * static_cast<double>(term.mu[l]) * dots[l];
-      if (with_row_sums)
-        totals[part] = gain * kernels<T>().row_sum_dot(x + first, y + first, count,
-                                                       static_cast<int>(stride));
+      in_pieces(begin, end, summed_rows_per_check, [&](std::size_t row, std::size_t last) {
+        const std::size_t first = row * stride, count = last - row;
+        kernels<T>().column_dots(x + first, z + first, count, static_cast<int>(stride), dots.data());
+        for (int l = 0; l < n_labels_; ++l)
+          pairs[part] += term.is_matrix ? dots[l] : gain * static_cast<double>(term.mu[l]) * dots[l];
+        if (with_row_sums)
+          totals[part] += gain * kernels<T>().row_sum_dot(x + first, y + first, count,
+                                                          static_cast<int>(stride));
+      });
     });
     sums.pair.push_back(std::accumulate(pairs.begin(), pairs.end(), 0.0));
     sums.row_sums.push_back(std::accumulate(totals.begin(), totals.end(), 0.0));

@@ -5,12 +5,16 @@
 #include <queue>
 #include <utility>
 
+#include "interrupt.hpp"
 #include "propagation_workspace.hpp"
 #include "thread_pool.hpp"
 
 namespace crfield {
 
 namespace {
+
+// Of a variable's messages, from which on it is worth a look at whether the call is to stop.
+constexpr std::size_t work_per_check = 1 << 12;
 
 double change_of(double fresh, double old) { return fresh == old ? 0 : std::fabs(fresh - old); }
 
@@ -32,6 +36,18 @@ const FactorGroup& Propagation::group_of(std::size_t factor, std::size_t& inside
   const auto g = static_cast<std::size_t>(above - first_factors_.begin()) - 1;
   inside = factor - first_factors_[g];
   return *groups_[g];
+}
+
+// Before work on a factor, whose amount is guessed from its messages.
+void Propagation::pace_factor(std::size_t f, Pace& pace) const {
+  const auto& s = structure_;
+  const auto size = static_cast<std::size_t>(s.message_starts[static_cast<std::size_t>(s.slot_starts[f + 1])] -
+                                             s.message_starts[static_cast<std::size_t>(s.slot_starts[f])]);
+  pace.step(16 + 4 * size * size);
+}
+
+std::size_t Propagation::work_of_variable(std::size_t v) const {
+  return n_states(v) * static_cast<std::size_t>(structure_.degree_starts[v + 1] - structure_.degree_starts[v]);
 }
 
 std::size_t Propagation::n_states(std::size_t v) const {
@@ -62,6 +78,7 @@ void Propagation::send_from_variable_to(std::int64_t slot) {
   const auto& s = structure_;
   const auto v = static_cast<std::size_t>(s.variables[static_cast<std::size_t>(slot)]);
   const std::size_t n = n_states(v);
+  if (work_of_variable(v) > work_per_check) check_interrupt();
   const auto begin = static_cast<std::size_t>(s.message_starts[static_cast<std::size_t>(slot)]);
   double* out = to_factors_.data() + begin;
   if (!shares_.empty()) {
@@ -127,7 +144,11 @@ void Propagation::send_reweighted(std::size_t v, double* sum) {
 void Propagation::send_from_variables() {
   parallel_ranges(structure_.n_variables(), threads_, grain, [&](int, std::size_t begin, std::size_t end) {
     Scratch scratch;
-    for (std::size_t v = begin; v < end; ++v) send_from_variable(v, scratch);
+    Pace pace;
+    for (std::size_t v = begin; v < end; ++v) {
+      pace.step(16 + work_of_variable(v));
+      send_from_variable(v, scratch);
+    }
   });
 }
 
@@ -177,8 +198,10 @@ double Propagation::flood(double damping) {
                   [&](int part, std::size_t begin, std::size_t end) {
                     Workspace workspace;
                     double change = 0;
-                    for (std::size_t f = begin; f < end; ++f)
+                    for (std::size_t f = begin; f < end; ++f) {
+                      pace_factor(f, workspace.pace);
                       change = std::max(change, update(f, damping, workspace));
+                    }
                     changes[static_cast<std::size_t>(part)] = change;
                   });
   return *std::max_element(changes.begin(), changes.end());
@@ -197,6 +220,7 @@ double Propagation::sweep(double damping, bool backwards) {
   double change = 0;
   for (std::size_t i = 0; i < s.n_factors(); ++i) {
     const std::size_t f = backwards ? s.n_factors() - 1 - i : i;
+    pace_factor(f, workspace.pace);
     for (std::int64_t slot = s.slot_starts[f]; slot < s.slot_starts[f + 1]; ++slot)
       send_from_variable_to(slot);
     change = std::max(change, update(f, damping, workspace));
@@ -220,6 +244,7 @@ double Propagation::update_most_changed(double damping, std::size_t n_updates) {
     queue.pop();
     const auto f = static_cast<std::size_t>(-place);
     if (priority != queued[f]) continue;  // has been entered again since
+    pace_factor(f, workspace.pace);
     waiting_[f] = queued[f] = 0;
     --n_updates;
     for (std::int64_t slot = s.slot_starts[f]; slot < s.slot_starts[f + 1]; ++slot)
@@ -273,6 +298,7 @@ void Propagation::two_pass() {
           s.tree_starts[std::min(n_trees, (turn + 1) * trees_a_turn)]);
       for (std::size_t i = end; i-- > begin;) {
         const auto f = static_cast<std::size_t>(s.order[i]);
+        pace_factor(f, workspace.pace);
         for (std::int64_t slot = s.slot_starts[f]; slot < s.slot_starts[f + 1]; ++slot)
           if (slot != s.parent_slot[f]) send_from_variable_to(slot);
         send(f, false);
@@ -280,6 +306,7 @@ void Propagation::two_pass() {
       std::int32_t sent = -1;  // factors of one variable follow each other
       for (std::size_t i = begin; i < end; ++i) {
         const auto f = static_cast<std::size_t>(s.order[i]);
+        pace_factor(f, workspace.pace);
         const std::int32_t parent = s.variables[static_cast<std::size_t>(s.parent_slot[f])];
         if (parent != sent) send_from_variable(static_cast<std::size_t>(parent), workspace.fresh);
         sent = parent;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "factor_graph.hpp"
+#include "interrupt.hpp"
 
 namespace crfield {
 
@@ -10,6 +11,7 @@ inline constexpr std::size_t grain = 256;
 
 struct Propagation::Workspace {
   Scratch scratch, fresh, shared;
+  Pace pace;
   double* room(std::size_t n) {
     if (fresh.size() < n) fresh.resize(n);
     return fresh.data();

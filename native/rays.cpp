@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "interrupt.hpp"
 #include "quick_math.hpp"
 #include "thread_pool.hpp"
 
@@ -149,7 +150,10 @@ template <class T, class Body> void for_each_ray(std::size_t n_rays, int threads
     RayScratch<T> scratch;
     for (std::size_t turn; (turn = next.fetch_add(1)) < turns;) {
       const std::size_t end = std::min(n_rays, (turn + 1) * rays_a_turn);
-      for (std::size_t ray = turn * rays_a_turn; ray < end; ++ray) body(part, ray, scratch);
+      for (std::size_t ray = turn * rays_a_turn; ray < end; ++ray) {
+        check_interrupt();
+        body(part, ray, scratch);
+      }
     }
   });
 }
@@ -160,8 +164,10 @@ std::int64_t count_rays(std::size_t n_rays, const std::int64_t* offsets, const s
                         std::size_t n_voxels, std::int32_t* last_ray, std::int32_t* degrees) {
   std::fill(last_ray, last_ray + n_voxels, -1);
   std::fill(degrees, degrees + n_voxels, 0);
+  Pace pace;
   for (std::size_t ray = 0; ray < n_rays; ++ray)
     for (std::int64_t at = offsets[ray]; at < offsets[ray + 1]; ++at) {
+      pace.step(4);
       const std::int32_t voxel = voxels[at];
       if (last_ray[voxel] == static_cast<std::int32_t>(ray)) return at;
       last_ray[voxel] = static_cast<std::int32_t>(ray);

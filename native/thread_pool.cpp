@@ -12,6 +12,9 @@
 #include <thread>
 #include <vector>
 
+#include "float_mode.hpp"
+#include "interrupt.hpp"
+
 #if defined(__x86_64__) || defined(_M_X64)
 #include <xmmintrin.h>
 #endif
@@ -22,34 +25,12 @@
 namespace crfield {
 namespace {
 
-// Sets flush-to-zero for its lifetime and restores the caller's mode.
-class FlushDenormals {
- public:
-#if defined(__x86_64__) || defined(_M_X64)
-  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
-  ~FlushDenormals() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#elif defined(__aarch64__) && !defined(_MSC_VER)
-  FlushDenormals() {
-    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
-    __asm__ volatile("msr fpcr, %0" : : "r"(saved_ | (1ull << 24)));
-  }
-  ~FlushDenormals() { __asm__ volatile("msr fpcr, %0" : : "r"(saved_)); }
-
- private:
-  unsigned long long saved_;
-#else
-  FlushDenormals() = default;
-#endif
-};
-
 // One call of run_parts. Parts are claimed by number, so a worker that comes late claims nothing and
 // never touches `body`, which lives only as long as the caller waits.
 struct Job {
   const std::function<void(int)>* body;
   int n_parts;
+  Watch* watch;  // of the caller
   std::atomic<int> next{0};
   std::atomic<bool> is_done{false};
   int finished = 0;          // guarded by Pool::mutex_
@@ -73,12 +54,12 @@ class Pool {
     take_parts(*job);
     spin_until([&] { return job->is_done.load(); });
     std::unique_lock lock(mutex_);
-    done_.wait(lock, [&] { return job->finished == job->n_parts; });
+    wait(lock, *job);
     std::erase(jobs_, job);
-    if (std::exception_ptr error = std::move(job->error)) {
-      lock.unlock();
-      std::rethrow_exception(std::move(error));
-    }
+    std::exception_ptr error = std::move(job->error);
+    lock.unlock();
+    if (error) std::rethrow_exception(std::move(error));
+    check_interrupt();  // the workers may not have looked after `wait` did
   }
 
  private:
@@ -94,6 +75,17 @@ class Pool {
 #elif defined(__aarch64__) && !defined(_MSC_VER)
     __asm__ volatile("yield");
 #endif
+  }
+
+  // Until all parts are done. Signal handlers run without the lock: they may call into the library.
+  void wait(std::unique_lock<std::mutex>& lock, const Job& job) {
+    const auto is_done = [&] { return job.finished == job.n_parts; };
+    if (!job.watch || !job.watch->belongs_to_this_thread()) return done_.wait(lock, is_done);
+    while (!done_.wait_for(lock, Watch::period, is_done)) {
+      lock.unlock();
+      job.watch->ask();
+      lock.lock();
+    }
   }
 
   void work() {
@@ -116,10 +108,12 @@ class Pool {
   }
 
   void take_parts(Job& job) {
-    const FlushDenormals flush;
+    const FloatMode::Scope flush(FloatMode::now().flushing());
+    const Watch::Share share(job.watch);
     for (int part; (part = job.next.fetch_add(1)) < job.n_parts;) {
       std::exception_ptr error;
       try {
+        check_interrupt();
         (*job.body)(part);
       } catch (...) {
         error = std::current_exception();
@@ -164,13 +158,15 @@ Pool& pool() {
 
 void run_parts(int n_parts, const std::function<void(int)>& body) {
   if (n_parts <= 1) {
-    const FlushDenormals flush;
+    const FloatMode::Scope flush(FloatMode::now().flushing());
+    check_interrupt();
     if (n_parts == 1) body(0);
     return;
   }
   auto job = std::make_shared<Job>();
   job->body = &body;
   job->n_parts = n_parts;
+  job->watch = Watch::current();
   pool().run(job, n_parts - 1);
 }
 

@@ -11,7 +11,8 @@
 namespace crfield {
 
 // Runs body(0) ... body(n_parts - 1), the caller and up to n_parts - 1 workers taking parts in turn,
-// with denormals flushed to zero (they slow the splat 2.5 times). Rethrows the first exception.
+// with denormals flushed to zero (they slow the splat 2.5 times). Rethrows the first exception; parts
+// that have not begun when the call is to stop (interrupt.hpp) do not.
 void run_parts(int n_parts, const std::function<void(int)>& body);
 
 // Splits [0, size) into at most `threads` contiguous ranges, the same ones for the same arguments,

@@ -12,6 +12,7 @@
 
 #include "buffers.hpp"
 #include "feature_source.hpp"
+#include "interrupt.hpp"
 
 namespace crfield {
 
@@ -129,16 +130,18 @@ template <std::size_t Words> class VertexTable {
   };
   void reset(std::size_t size) {
     slots_ = new_aligned<Slot>(size);
-    std::fill_n(slots_.get(), size, Slot{});
+    fill_in_pieces(slots_.get(), slots_.get() + size, Slot{});
     mask_ = size - 1;
   }
   void grow() {
     reset(2 * (mask_ + 1));
-    for (std::size_t v = 0; v < keys_.size(); ++v) {
-      std::size_t s = hash_words(keys_[v]) & mask_;
-      while (slots_[s].vertex != 0) s = (s + 1) & mask_;
-      slots_[s] = {keys_[v], static_cast<std::int32_t>(v + 1)};
-    }
+    in_pieces(0, keys_.size(), 1 << 12, [&](std::size_t first, std::size_t last) {
+      for (std::size_t v = first; v < last; ++v) {
+        std::size_t s = hash_words(keys_[v]) & mask_;
+        while (slots_[s].vertex != 0) s = (s + 1) & mask_;
+        slots_[s] = {keys_[v], static_cast<std::int32_t>(v + 1)};
+      }
+    });
   }
   AlignedArray<Slot> slots_;
   std::size_t mask_ = 0;

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "interrupt.hpp"
 #include "rays.hpp"
 #include "thread_pool.hpp"
 
@@ -84,10 +86,12 @@ constexpr std::size_t grain = 256;
 
 void count_crossings(const VoxelBox& box, const RayLines& lines, std::int64_t* counts, int threads) {
   parallel_ranges(lines.n_rays, threads, grain, [&](int, std::size_t begin, std::size_t end) {
+    Pace pace;
     for (std::size_t ray = begin; ray < end; ++ray) {
       Walk walk(box, lines.origins + 3 * ray, lines.directions + 3 * ray);
       counts[ray] = 0;
       while (walk.advance()) ++counts[ray];
+      pace.step(8 * static_cast<std::size_t>(counts[ray]) + 8);
     }
   });
 }
@@ -95,8 +99,10 @@ void count_crossings(const VoxelBox& box, const RayLines& lines, std::int64_t* c
 void list_crossings(const VoxelBox& box, const RayLines& lines, const std::int64_t* offsets,
                     std::int32_t* voxels, double* entries, double* exits, int threads) {
   parallel_ranges(lines.n_rays, threads, grain, [&](int, std::size_t begin, std::size_t end) {
+    Pace pace;
     for (std::size_t ray = begin; ray < end; ++ray) {
       Walk walk(box, lines.origins + 3 * ray, lines.directions + 3 * ray);
+      pace.step(8 * static_cast<std::size_t>(std::max<std::int64_t>(1, offsets[ray + 1] - offsets[ray])));
       for (std::int64_t at = offsets[ray]; at < offsets[ray + 1] && walk.advance(); ++at) {
         voxels[at] = walk.voxel();
         if (entries != nullptr) {
