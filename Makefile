@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 NATIVE_ROOMS := tests/core tests/dense tests/graphcut tests/graphs tests/patterns \
     --ignore=tests/core/test_processes.py --ignore=tests/core/test_arrays.py
 
-.PHONY: demo check test test-gpu lint docs bench sanitize fuzz faults hostile thread-check wheels install clean
+.PHONY: demo check test test-gpu lint docs bench sanitize fuzz native-fuzz faults hostile thread-check wheels install clean
 
 demo: install
 	$(BIN)/crfield demo -o $(OUTPUT)
@@ -73,6 +73,17 @@ sanitize: install
 fuzz: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) --seed $(SEED)
+
+# The same for the compiled core, under AddressSanitizer and UndefinedBehaviorSanitizer: SECONDS for each
+# group of functions. `CXX=clang++ make native-fuzz` lets libFuzzer choose the input.
+native-fuzz: $(BIN)/python
+	$(BIN)/python -m pip install -q --group build
+	$(BIN)/cmake -S . -B build/fuzz -DCRFIELD_FUZZ=ON -DCMAKE_BUILD_TYPE=Release
+	$(BIN)/cmake --build build/fuzz --parallel 2
+	@set -e; for name in chains cuts dense graphs rays; do \
+	    if grep -q "CMAKE_CXX_COMPILER_ID \"Clang\"" build/fuzz/CMakeFiles/*/CMakeCXXCompiler.cmake; \
+	    then build/fuzz/fuzz_$$name -max_total_time=$(SECONDS) -seed=$(SEED); \
+	    else build/fuzz/fuzz_$$name $(SECONDS) $(SEED); fi; done
 
 # Kills, full disks, damaged files and the like, each so many times; `tests/faults/run.py` makes the table.
 faults: install
