@@ -11,12 +11,14 @@ TRIES ?= 20
 TORCH ?= yes
 # One process per core: a whole file of tests goes to one of them, so that its data is made once.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+LOCK := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate \
+    --custom-compile-command "make lock" -c constraints.txt pyproject.toml
 # The tests of the rooms that are built directly on the compiled core; forks and the libraries of
 # others do not go with sanitizers.
 NATIVE_ROOMS := tests/core tests/dense tests/graphcut tests/graphs tests/patterns \
     --ignore=tests/core/test_processes.py --ignore=tests/core/test_arrays.py
 
-.PHONY: demo check test test-gpu lint docs bench sanitize fuzz native-fuzz faults hostile thread-check wheels install clean
+.PHONY: demo check test test-gpu lint docs bench sanitize fuzz native-fuzz faults hostile thread-check wheels lock install clean
 
 demo: install
 	$(BIN)/crfield demo -o $(OUTPUT)
@@ -105,6 +107,12 @@ thread-check: $(BIN)/python
 # A wheel for every Python >= 3.11 that is found and an sdist, each tried in an empty environment.
 wheels: install
 	$(PYTHON) tools/try_wheels.py --environment $(BIN)/python
+
+# The hashes of everything that CI installs but PyTorch, for every Python and system, from constraints.txt.
+lock: $(BIN)/python
+	$(BIN)/python -m pip install -q uv
+	$(LOCK) --group build --group test --group lint --group release -o requirements/test.lock
+	$(LOCK) --group publish -o requirements/publish.lock
 
 # What builds the package comes from the same environment every time: with a fresh one for each build
 # nothing that is compiled could be used again.
