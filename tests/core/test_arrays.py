@@ -1,11 +1,9 @@
 """Arrays of other packages give, bit for bit, what NumPy arrays give."""
 
-from __future__ import annotations
-
 import io
 import tempfile
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,61 +23,47 @@ SOFT = RNG.dirichlet(np.ones(3), (12, 14)).astype(np.float32)
 MODEL = crfield.DenseCRF(3, [crfield.Pairwise(crfield.Bilateral(4, 30), crfield.Potts(2))])
 
 
-def as_torch(array: Any) -> Any:
+def as_torch(array):
     return pytest.importorskip("torch").from_numpy(array.copy())
 
 
-def as_gradient_torch(array: Any) -> Any:
-    tensor = as_torch(array)
-    return tensor.requires_grad_() if array.dtype.kind == "f" else tensor
+def as_parameter(array):
+    parameter = pytest.importorskip("torch").nn.Parameter
+    return parameter(as_torch(array), requires_grad=array.dtype.kind == "f")
 
 
-def as_parameter(array: Any) -> Any:
-    torch = pytest.importorskip("torch")
-    return torch.nn.Parameter(as_torch(array), requires_grad=array.dtype.kind == "f")
-
-
-def as_xarray(array: Any) -> Any:
-    return pytest.importorskip("xarray").DataArray(array)
-
-
-def as_zarr(array: Any) -> Any:
+def as_zarr(array):
     zarr = pytest.importorskip("zarr")
     stored = zarr.create_array({}, shape=array.shape, dtype=array.dtype, chunks=(5,) * array.ndim)
     stored[...] = array
     return stored
 
 
-def as_dask(array: Any) -> Any:
-    return pytest.importorskip("dask.array").from_array(array, chunks=5)
-
-
-def as_list(array: Any) -> Any:
-    # A list forgets the type of its numbers, which here decides what they mean.
-    return [list(row) for row in array]
-
-
-def as_memory_map(array: Any) -> Any:
+def as_memory_map(array):
     with tempfile.TemporaryFile() as stream:
         mapped = np.memmap(stream, array.dtype, "w+", shape=array.shape)
     mapped[...] = array
     return mapped
 
 
-def as_strided(array: Any) -> Any:
-    doubled = np.repeat(array, 2, axis=0)
-    return doubled[::2]
-
-
-KINDS = [
-    as_torch, as_gradient_torch, as_parameter, as_xarray, as_zarr, as_dask, as_list, as_memory_map,
-    as_strided,
-]
+KINDS = {
+    "torch": as_torch,
+    "torch with gradient": lambda a: as_torch(a).requires_grad_(a.dtype.kind == "f"),
+    "torch parameter": as_parameter,
+    "xarray": lambda a: pytest.importorskip("xarray").DataArray(a),
+    "zarr": as_zarr,
+    "dask": lambda a: pytest.importorskip("dask.array").from_array(a, chunks=5),
+    # A list forgets the type of its numbers, which here decides what they mean.
+    "list": lambda a: [list(row) for row in a],
+    "memory map": as_memory_map,
+    "strided": lambda a: np.repeat(a, 2, axis=0)[::2],
+}
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_refine_takes_images_labels_and_probabilities_of_every_kind(kind: Any) -> None:
+@EVERY_KIND
+def test_refine_takes_images_labels_and_probabilities_of_every_kind(kind):
     for segmentation in (LABELS, SOFT):
         expected = crfield.refine(IMAGE, segmentation, bilateral=(4, 20))
         found = crfield.refine(kind(IMAGE), kind(segmentation), bilateral=(4, 20))
@@ -87,41 +71,31 @@ def test_refine_takes_images_labels_and_probabilities_of_every_kind(kind: Any) -
         assert np.array_equal(found.labels, expected.labels)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_models_costs_pictures_and_estimators_take_them_too(kind: Any) -> None:
+@EVERY_KIND
+def test_models_costs_pictures_and_estimators_take_them_too(kind):
     costs = crfield.unary_from_probabilities(SOFT)
-    assert np.array_equal(crfield.unary_from_probabilities(kind(SOFT)), costs)
-    assert np.array_equal(
-        crfield.unary_from_labels(kind(LABELS), 3), crfield.unary_from_labels(LABELS, 3)
-    )
-    assert np.array_equal(crfield.unary_from_logits(kind(SOFT)), crfield.unary_from_logits(SOFT))
     weights = np.eye(3, dtype=np.float32)
-    assert np.array_equal(
-        crfield.unary_from_features(kind(SOFT), kind(weights)),
-        crfield.unary_from_features(SOFT, weights),
-    )
-    expected = MODEL.infer(IMAGE, costs, mask=LABELS > 0, init=SOFT)
-    found = MODEL.infer(kind(IMAGE), kind(costs), mask=kind(LABELS > 0), init=kind(SOFT))
-    assert np.array_equal(found.marginals, expected.marginals)
-    assert MODEL.energy(kind(IMAGE), kind(LABELS), kind(costs)) == MODEL.energy(
-        IMAGE, LABELS, costs
-    )
-    for draw, arguments in [
+    for function, arguments in [
+        (crfield.unary_from_probabilities, (SOFT,)), (crfield.unary_from_logits, (SOFT,)),
+        (crfield.unary_from_features, (SOFT, weights)),
+        (partial(crfield.unary_from_labels, n_labels=3), (LABELS,)),
+        (partial(confusion_matrix, n_labels=3), (LABELS, LABELS)),
+        (MODEL.energy, (IMAGE, LABELS, costs)),
         (pictures.show, (IMAGE,)), (pictures.colorize, (LABELS,)),
         (pictures.overlay, (IMAGE, LABELS)), (pictures.entropy_map, (SOFT,)),
     ]:
-        other = draw(*(kind(array) for array in arguments))
-        assert np.array_equal(np.asarray(other), np.asarray(draw(*arguments)))
-    assert np.array_equal(
-        confusion_matrix(kind(LABELS), kind(LABELS), 3), confusion_matrix(LABELS, LABELS, 3)
-    )
+        other = function(*(kind(array) for array in arguments))
+        assert np.array_equal(np.asarray(other), np.asarray(function(*arguments)))
+    expected = MODEL.infer(IMAGE, costs, mask=LABELS > 0, init=SOFT)
+    found = MODEL.infer(kind(IMAGE), kind(costs), mask=kind(LABELS > 0), init=kind(SOFT))
+    assert np.array_equal(found.marginals, expected.marginals)
     crf = DenseCRFClassifier(bilateral=(4, 20), learn=())
     plain = crf.fit([(IMAGE, SOFT)], [LABELS]).predict_proba([(IMAGE, SOFT)])[0]
     same = crf.fit([(kind(IMAGE), kind(SOFT))], [kind(LABELS)])
     assert np.array_equal(same.predict_proba([(kind(IMAGE), kind(SOFT))])[0], plain)
 
 
-def test_half_tensors_are_taken_as_their_values() -> None:
+def test_half_tensors_are_taken_as_their_values():
     torch = pytest.importorskip("torch")
     for kind in (torch.float16, torch.bfloat16):
         soft = torch.from_numpy(SOFT).to(kind)
@@ -140,27 +114,27 @@ class OnAnotherDevice:
     device = SimpleNamespace(type="cuda")
     is_quantized = False
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array):
         self._array = array
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array__(self, *_, **__):
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
-    def detach(self) -> OnAnotherDevice:
+    def detach(self):
         return self
 
-    def cpu(self) -> Any:
+    def cpu(self):
         return as_torch(self._array)
 
 
-def test_tensors_on_a_gpu_are_fetched() -> None:
+def test_tensors_on_a_gpu_are_fetched():
     pytest.importorskip("torch")
     expected = crfield.refine(IMAGE, SOFT, bilateral=(4, 20)).marginals
     found = crfield.refine(OnAnotherDevice(IMAGE), OnAnotherDevice(SOFT), bilateral=(4, 20))
     assert np.array_equal(found.marginals, expected)
 
 
-def test_tensors_without_an_array_of_numbers_are_refused() -> None:
+def test_tensors_without_an_array_of_numbers_are_refused():
     torch = pytest.importorskip("torch")
     tensor = torch.from_numpy(SOFT)
     assert "to_dense" in refusal(crfield.unary_from_probabilities, tensor.to_sparse())
@@ -168,7 +142,7 @@ def test_tensors_without_an_array_of_numbers_are_refused() -> None:
     assert "real numbers" in refusal(crfield.unary_from_probabilities, tensor.to(torch.complex64))
 
 
-def turned_exif(picture: Image.Image) -> Image.Image:
+def turned_exif(picture):
     """The same picture, stored on its side with a note to turn it."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -177,19 +151,21 @@ def turned_exif(picture: Image.Image) -> Image.Image:
     return Image.open(stream)
 
 
-def test_pillow_pictures_of_every_mode() -> None:
+def test_pillow_pictures_of_every_mode():
     color = Image.fromarray(IMAGE)
     gray = np.ascontiguousarray(IMAGE[..., 0])
     words = gray.astype(np.uint16) * 257
     half = Image.fromarray(gray).convert("LA")
     half.putalpha(Image.fromarray(np.full_like(gray, 128)))
+    opaque = color.copy()
+    opaque.putalpha(255)
     palette = color.quantize(7)
     over_white = np.asarray(
         Image.alpha_composite(Image.new("RGBA", color.size, "white"), half.convert("RGBA"))
     )[..., :3]
     for picture, plain in [
         (color, IMAGE), (turned_exif(color), IMAGE), (Image.fromarray(gray), gray),
-        (Image.fromarray(words), words), (half, over_white),
+        (Image.fromarray(words), words), (half, over_white), (opaque, IMAGE),
         (palette, np.asarray(palette.convert("RGB"))),
     ]:
         expected = crfield.refine(plain, SOFT, bilateral=(4, 20)).marginals
@@ -197,7 +173,7 @@ def test_pillow_pictures_of_every_mode() -> None:
         assert np.array_equal(np.asarray(pictures.show(picture)), np.asarray(pictures.show(plain)))
 
 
-def test_label_pictures_give_indices_upright() -> None:
+def test_label_pictures_give_indices_upright():
     labels = Image.fromarray(LABELS)
     indexed = labels.copy()
     indexed.putpalette([9, 9, 9, 200, 0, 0, 0, 0, 200])
@@ -210,14 +186,14 @@ def test_label_pictures_give_indices_upright() -> None:
 
 
 class TestNibabel:
-    def volume(self) -> tuple[Any, Any, Any]:
+    def volume(self):
         nibabel = pytest.importorskip("nibabel")
         scan = RNG.normal(size=(4, 6, 5)).astype(np.float32)  # (Z, H, W)
         coarse = RNG.integers(0, 2, scan.shape, dtype=np.uint8)
         affine = np.diag([0.5, 1.0, 3.0, 1.0])  # of (X, Y, Z)
         return scan, coarse, lambda array: nibabel.Nifti1Image(array.T.copy(), affine)
 
-    def test_axes_are_turned_and_the_spacing_is_taken(self) -> None:
+    def test_axes_are_turned_and_the_spacing_is_taken(self):
         scan, coarse, image = self.volume()
         options = {"spatial": 1.5, "bilateral": (3, 2)}
         expected = crfield.refine(scan, coarse, spacing=(3.0, 1.0, 0.5), **options)
@@ -228,7 +204,7 @@ class TestNibabel:
         own = crfield.refine(image(scan), image(coarse), spacing=1.0, **options)
         assert np.array_equal(own.marginals, plain.marginals)
 
-    def test_models_take_the_spacing_as_well(self) -> None:
+    def test_models_take_the_spacing_as_well(self):
         scan, coarse, image = self.volume()
         costs = crfield.unary_from_labels(coarse, 2)
         model = crfield.DenseCRF(2, [crfield.Pairwise(crfield.Bilateral(3, 2), crfield.Potts(2))])
@@ -239,7 +215,7 @@ class TestNibabel:
         placed = model.infer(image(scan), costs, positions=positions).marginals
         np.testing.assert_allclose(placed, flat, atol=1e-5)
 
-    def test_labels_go_back_as_the_docstring_says(self) -> None:
+    def test_labels_go_back_as_the_docstring_says(self):
         nibabel = pytest.importorskip("nibabel")
         scan, coarse, image = self.volume()
         given = image(scan)
@@ -248,7 +224,7 @@ class TestNibabel:
         assert back.shape == given.shape
         assert np.array_equal(as_array(back, "labels"), result.labels)
 
-    def test_channels_records_and_what_is_no_volume(self) -> None:
+    def test_channels_records_and_what_is_no_volume(self):
         nibabel = pytest.importorskip("nibabel")
         channels = RNG.random((5, 6, 4, 3)).astype(np.float32)
         found = as_array(nibabel.Nifti1Image(channels, np.eye(4)), "image")
@@ -260,7 +236,7 @@ class TestNibabel:
         assert "one volume" in refusal(as_array, moving, "image")
 
 
-def test_hidden_entries_are_not_taken_for_values() -> None:
+def test_hidden_entries_are_not_taken_for_values():
     hidden = np.ma.masked_array(SOFT, mask=SOFT > 0.9)
     assert "filled" in refusal(crfield.unary_from_probabilities, hidden)
     nothing_hidden = np.ma.masked_array(SOFT)
@@ -272,20 +248,20 @@ def test_hidden_entries_are_not_taken_for_values() -> None:
 class Unwilling:
     """Has a shape and values, and does not give them away."""
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array__(self, *_, **__):
         raise TypeError("implicit conversion is not allowed; use .get()")
 
 
-def test_the_reason_of_another_package_is_passed_on() -> None:
+def test_the_reason_of_another_package_is_passed_on():
     assert "use .get()" in refusal(as_array, Unwilling(), "image")
     assert "same length" in refusal(as_array, [[1, 2], [3]], "image")
 
 
-def test_stored_arrays_beyond_memory_are_refused_before_they_are_read() -> None:
+def test_stored_arrays_beyond_memory_are_refused_before_they_are_read():
     class Stored:
         shape, nbytes = (2**30, 2**20), 2**60
 
-        def __array__(self, *_: Any, **__: Any) -> Any:
+        def __array__(self, *_, **__):
             raise AssertionError("it was read")
 
     assert "refine_blocks" in refusal(as_array, Stored(), "image")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._core.optional import missing
 from crfield._core.validate import InputError, as_choice
 
 OPTIMIZERS = ("gd", "cg", "lbfgs", "adam", "sgd")
@@ -76,10 +77,7 @@ def check_optimizer(optimizer: str) -> None:
     """Refuse an optimizer that does not exist, or that needs what is not installed."""
     as_choice(optimizer, "optimizer", OPTIMIZERS)
     if optimizer == "lbfgs" and find_spec("scipy") is None:
-        raise InputError(
-            "the optimizer 'lbfgs' needs SciPy, which is not installed; "
-            "pip install crfield[learn], or use 'cg'."
-        )
+        raise InputError(missing("the optimizer 'lbfgs' needs", "scipy", otherwise="use 'cg'"))
 
 
 def minimize(

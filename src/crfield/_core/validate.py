@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -39,12 +40,25 @@ _SMALL_MEMORY = 2**20
 _LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
+_LONGEST, _LONGEST_NAME, _LONGEST_VALUE = 1000, 400, 60  # characters in messages
+_FEW_NUMBERS = 4  # that are shown one by one
+_FEW = 5  # names in messages
+
 # What NumPy converts without help.
 _PLAIN = (np.ndarray, float, int, list, tuple)
 
 
 class InputError(ValueError):
-    """A wrong input; the message says what was expected, what came and what to do."""
+    """A wrong input; the message says what was expected, what came and what to do.
+
+    Whatever it quotes, it is one line of printable characters that is not endless: names of files
+    and what is in them may hold control codes of terminals, and megabytes.
+    """
+
+    # Not in __init__, which the compiler of PyTorch could not follow.
+    def __str__(self) -> str:
+        message = _without_middle(super().__str__(), _LONGEST)
+        return _without_middle(printable(message), _LONGEST)
 
 
 def first_index(bad: NDArray[np.bool_]) -> tuple[int, ...]:
@@ -71,10 +85,17 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
     NumPy, Pillow, torch (of any device), xarray, zarr, dask and h5py arrays, lists and memory maps;
     nibabel images are turned to (Z, H, W[, C]), and palette pictures give their indices.
     """
+    if isinstance(values, str) and name != "image" and not _may_be_file(values):
+        raise InputError(
+            f"{name} must hold real numbers, got the text {shown(values)}; pass numbers without "
+            "quotes."
+        )
     if isinstance(values, str | PurePath):
+        is_scan = str(values).lower().endswith((".nii", ".nii.gz"))
+        opener = "nibabel.load" if is_scan else "PIL.Image.open"
         raise InputError(
             f"{name} must hold real numbers, got the name of a file, {shown(str(values))}; "
-            "open it first, for example with PIL.Image.open."
+            f"open it first, for example with {opener}."
         )
     try:
         plain = values if type(values) in _PLAIN else plain_array(values)
@@ -111,8 +132,18 @@ def as_image(image: Any) -> NDArray[Any]:
 
 def image_spacing(image: Any, grid_dim: int) -> tuple[float, ...] | None:
     """The size of a voxel that an image brings along: a nibabel image's, (d,); None otherwise."""
-    known = type(image) is not np.ndarray and is_spatial_image(image)
+    known = not isinstance(image, np.ndarray | None) and is_spatial_image(image)
     return voxel_spacing(image, grid_dim) if known else None
+
+
+def image_size(grid: Sequence[int], spacing: Iterable[float] | None = None) -> float:
+    """The longest side of a grid (d,), in pixels or in the units of its `spacing`, but of a strip
+    or a panorama only twice the next: nothing in it is larger than it is high.
+    """
+    # Without NumPy, so that the compiler of PyTorch can follow; of no side it is 1.
+    steps = [1.0] * len(grid) if spacing is None else spacing
+    sides = sorted((n * step for n, step in zip(grid, steps, strict=True)), reverse=True)
+    return min((k * side for k, side in enumerate(sides[:2], 1)), default=1.0)
 
 
 def as_floats(values: Any, name: str, dtype: np.dtype[Any] | None = None) -> FloatArray:
@@ -278,9 +309,70 @@ def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """`value` as a message quotes it: on one line, and short."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    """`value` as a message quotes it: on one line, printable and short; names of files and what an
+    exception says without quotes.
+    """
+    if isinstance(value, PurePath):
+        text = _without_middle(str(value), _LONGEST_NAME)
+        return _without_middle(printable(text), _LONGEST_NAME)
+    said = isinstance(value, BaseException)
+    most = 3 * _LONGEST_VALUE if said else _LONGEST_VALUE
+    text = (str(value) or type(value).__name__) if said else repr(value)
+    text = printable(" ".join(text[: 10 * most].split()))
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """A list of `names` as a message quotes it: the first few of them."""
+    few = ", ".join(map(shown, names[:_FEW]))
+    return few if len(names) <= _FEW else f"{few} and {len(names) - _FEW} others"
+
+
+def shown_numbers(values: Any) -> str:
+    """Parameters in a few words: 3, (1, 2), or 21 x 21 numbers."""
+    array = np.asarray(values)
+    if array.ndim > 1 or array.size > _FEW_NUMBERS:
+        return f"{' x '.join(map(str, array.shape))} numbers"
+    words = [f"{number:g}" for number in array.ravel().tolist()]
+    return words[0] if array.ndim == 0 else f"({', '.join(words)}{',' * (len(words) == 1)})"
+
+
+def short_repr(thing: Any, *first: str) -> str:
+    """A dataclass in a line: its fields `first` where they are not None, and by name the others
+    that do not have their default.
+    """
+    def word(value: Any) -> str:
+        return shown_numbers(value) if isinstance(value, float | np.ndarray) else repr(value)
+
+    values = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+    words = [word(values[name]) for name in first if values[name] is not None]
+    words += [
+        f"{field.name}={word(values[field.name])}" for field in dataclasses.fields(thing)
+        if field.name not in first
+        and (isinstance(values[field.name], np.ndarray) or values[field.name] != field.default)
+    ]
+    return f"{type(thing).__name__}({', '.join(words)})"
+
+
+def printable(text: str) -> str:
+    """`text` with escapes in the place of what is no character to be seen."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def _without_middle(text: str, most: int) -> str:
+    """`text` of at most so many characters; names and sentences tell most at their ends."""
+    if len(text) <= most:
+        return text
+    half = (most - 3) // 2
+    return f"{text[: most - 3 - half]}...{text[len(text) - half :]}"
+
+
+class MemoryRefusal(InputError):
+    """Raised before work that does not fit into memory is begun."""
 
 
 def check_memory(n_bytes: float, purpose: str, remedy: str) -> None:
@@ -292,10 +384,19 @@ def check_memory(n_bytes: float, purpose: str, remedy: str) -> None:
         _native.drop_idle_blocks()  # which are there for the next image
         available = available_memory()
     if n_bytes > available:
-        raise InputError(
+        raise MemoryRefusal(
             f"{purpose} needs about {n_bytes / 2**30:.1f} GiB and {available / 2**30:.1f} GiB "
             f"can be had; {remedy}."
         )
+
+
+def _may_be_file(text: str) -> bool:
+    """Whether a text looks like the name of a file rather than like a number or a word."""
+    try:
+        float(text)
+    except ValueError:
+        return PurePath(text).suffix != "" or os.sep in text
+    return False
 
 
 def _check_stored(values: Any, name: str) -> None:

@@ -1,14 +1,13 @@
 """Differentiable CRFs for PyTorch: a dense layer, chains, trees, grids, graphs and rays."""
 
+from crfield._core.optional import missing
+
 try:
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise ModuleNotFoundError(
-        "crfield.nn needs PyTorch, which is not installed; pip install 'crfield[torch]'",
-        name="torch",
-    ) from None
+    raise ModuleNotFoundError(missing("crfield.nn needs", "torch"), name="torch") from None
 
 from crfield.nn.dense.layer import DenseCRF
 from crfield.nn.losses import (

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._core.optional import missing
 from crfield._core.validate import FloatArray, InputError, check_memory, shown
 from crfield.patterns.inputs import PatternInputs, grid_edges
 from crfield.patterns.model import PatternCRF
@@ -65,9 +66,7 @@ def relax(model: PatternCRF, inputs: PatternInputs) -> RelaxationResult:
     try:
         import scipy.optimize  # noqa: F401
     except ImportError:
-        raise InputError(
-            "relax needs SciPy, which is not installed; pip install crfield[learn], or use infer."
-        ) from None
+        raise InputError(missing("relax needs", "scipy", otherwise="use infer")) from None
     n = len(inputs)
     costs = model.label_costs(inputs).reshape(n, -1)
     weights = model.edge_weights(inputs)
