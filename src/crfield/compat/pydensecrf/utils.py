@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,9 @@ from crfield._core.validate import (
     refuse_where,
     shown,
 )
+from crfield._core.warning import warn
 from crfield.compat.pydensecrf._inputs import FLOAT32, as_whole, as_widths, divide
+from crfield.unary.costs import UNKNOWN
 from crfield.unary.costs import unary_from_labels as _costs_of_labels
 
 __all__ = [
@@ -56,6 +57,12 @@ def unary_from_labels(
     if array.dtype.kind == "f":
         bad |= array != np.floor(array)
     remedy = "give unknown pixels the label 0" if zero_unsure else "number labels from 0"
+    if (array == UNKNOWN).any():
+        # Maps with a value for void count from 0 or from 1, and only with zero_unsure is there one.
+        remedy = (
+            f"mark void as label 0, np.where(labels == {UNKNOWN}, 0, labels + 1) with "
+            "zero_unsure=True where labels count from 0"
+        )
     refuse_where(
         bad, array, f"labels must be whole numbers in 0..{highest}", f"raise n_labels or {remedy}"
     )
@@ -155,15 +162,11 @@ def create_pairwise_bilateral(sdims: Any, schan: Any, img: Any, chdim: int = -1)
 
 def compute_unary(labels: Any, M: int, GT_PROB: float = 0.5) -> FloatArray:
     """Deprecated: as `unary_from_labels`, with M labels and GT_PROB for `gt_prob`; (L, N)."""
-    warnings.warn(
-        "compute_unary is deprecated, use unary_from_labels", DeprecationWarning, stacklevel=2
-    )
+    warn("compute_unary is deprecated, use unary_from_labels", DeprecationWarning)
     return unary_from_labels(labels, M, GT_PROB)
 
 
 def softmax_to_unary(sm: Any, GT_PROB: float = 1) -> FloatArray:
     """Deprecated: as `unary_from_softmax`, with GT_PROB as the scale and no clipping; (L, N)."""
-    warnings.warn(
-        "softmax_to_unary is deprecated, use unary_from_softmax", DeprecationWarning, stacklevel=2
-    )
+    warn("softmax_to_unary is deprecated, use unary_from_softmax", DeprecationWarning)
     return unary_from_softmax(sm, None if GT_PROB == 1 else GT_PROB, clip=None)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from crfield._core.validate import InputError, shown
+from crfield._core.warning import warn
 from crfield.dense.compatibility import (
     Compatibility,
     Diagonal,
@@ -71,9 +71,9 @@ class PairwiseParameters(nn.Module):
         elif self._kind is not Symmetric:
             stuck = stuck or not np.all(values)
         if stuck and ("weight" in learn or "compatibility" in learn):
-            warnings.warn(
+            warn(
                 "a weight or compatibility of 0 stays 0, because it is learned as a factor of "
-                "where it starts; start from a small number such as 0.1.", stacklevel=2,
+                "where it starts; start from a small number such as 0.1."
             )
 
     def _add(self, name: str, start: Any, learned: bool) -> None:
@@ -128,7 +128,11 @@ class PairwiseParameters(nn.Module):
         return Pairwise(kernel, _decode_compatibility(self._kind, values), weight)
 
     def extra_repr(self) -> str:
-        return f"{self.kernel.describe()}, {self._kind.__name__}"
+        """The term with the values that its parameters have now."""
+        try:
+            return repr(self.to_term(concave=False))
+        except (InputError, NotImplementedError):  # not finite, or on the device "meta"
+            return f"{self.kernel.describe()}, {self._kind.__name__}"
 
 
 def _finite(values: Tensor, name: str) -> Tensor:
@@ -271,9 +275,16 @@ def _colors(kernel: Bilateral, image: Tensor | None, grid: Sequence[int], like: 
             "image must be given to a layer with a Bilateral kernel, got None; pass (B, C, *grid)."
         )
     if image.shape[:1] + image.shape[2:] != (len(like), *grid) or image.shape[1] == 0:
+        remedy = "give both one size and put the channels second"
+        if image.shape[:1] == (len(like),) and _is_larger(image.shape[2:], grid):
+            mode = ("linear", "bilinear", "trilinear")[len(grid) - 1]
+            remedy = (
+                "bring the logits to its size with torch.nn.functional.interpolate(logits, "
+                f'image.shape[2:], mode="{mode}")'
+            )
         raise InputError(
             f"image must have shape ({len(like)}, C, {', '.join(map(str, grid))}) to match the "
-            f"logits, got {tuple(image.shape)}; give both one size and put the channels second."
+            f"logits, got {tuple(image.shape)}; {remedy}."
         )
     values = image.to(like)
     if image.dtype.is_floating_point:
@@ -291,6 +302,13 @@ def _colors(kernel: Bilateral, image: Tensor | None, grid: Sequence[int], like: 
     if kernel.color_space == "lab":
         values = rgb_to_lab(values)
     return values
+
+
+def _is_larger(sides: Sequence[int], grid: Sequence[int]) -> bool:
+    """Whether an image with these sides has all those of the grid at a higher resolution."""
+    return len(sides) == len(grid) and all(
+        2 * n <= m or n == m == 1 for n, m in zip(grid, sides, strict=True)
+    )
 
 
 def _given(
