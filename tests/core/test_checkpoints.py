@@ -1,7 +1,5 @@
 """Records of a run on disk: what comes back, what is refused, and what ends a file."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -75,16 +73,33 @@ def test_another_run_is_refused_with_what_differs(path):
 
 
 def test_a_state_replaces_the_one_before(path):
-    assert read_state(path, {"seed": 1}) is None
+    assert read_state(path, {"seed": 1}, resume=True) is None
     for epoch in (1.0, 2.0):
         write_state(path, {"seed": 1}, [epoch], np.arange(6).reshape(2, 3), [])
-    epoch, numbers, nothing = read_state(path, {"seed": 1})
+    epoch, numbers, nothing = read_state(path, {"seed": 1}, resume=True)
     assert epoch.tolist() == [2.0]
     assert numbers.tolist() == [0, 1, 2, 3, 4, 5]
     assert len(nothing) == 0
-    assert "other seed" in refusal(read_state, path, {"seed": 2})
+    assert "other seed" in refusal(read_state, path, {"seed": 2}, resume=True)
     whole = path.read_bytes()
     header = whole[: whole.index(b"\n") + 1]
     for content in (header, whole[:-1], whole + b"\0", whole + whole[len(header) :]):
         path.write_bytes(content)
-        assert "one whole state" in refusal(read_state, path, {"seed": 1})
+        assert "one whole state" in refusal(read_state, path, {"seed": 1}, resume=True)
+
+
+def test_no_other_file_becomes_a_state(path):
+    path.write_bytes(b"\x89PNG precious")
+    for function, arguments, options in (
+        (read_state, (), {"resume": False}), (write_state, ([1.0],), {}),
+    ):
+        message = refusal(function, path, {"seed": 1}, *arguments, **options)
+        assert "must be a new file or replace a checkpoint" in message
+    assert path.read_bytes() == b"\x89PNG precious"
+
+
+def test_a_state_that_is_not_resumed_is_replaced(path):
+    for seed in (1, 2):
+        assert read_state(path, {"seed": seed}, resume=False) is None
+        write_state(path, {"seed": seed}, [7.0])
+    assert read_state(path, {"seed": 2}, resume=True)[0].tolist() == [7.0]

@@ -14,9 +14,11 @@ that was cut short, altered or made by another run ends the file.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from crfield._core.atomic import atomic_path, cannot_write
+from crfield._core.files import read_regular
 from crfield._core.validate import InputError
 
 Array = NDArray[np.float64]
 Record = tuple[Array, ...]
 AnyPath = str | os.PathLike[str]
+
+_LONGEST_HEADER = 2**20
 
 
 class Checkpoint:
@@ -47,6 +52,8 @@ class Checkpoint:
         is_whole = False
         if resume and self._path.exists():
             self.records, is_whole = _read(self._path, run)
+        elif not resume:
+            _check_replaceable(self._path)
         if not is_whole:
             _write(self._path, self._header, self.records)
 
@@ -78,12 +85,20 @@ class Checkpoint:
 
 
 def write_state(path: AnyPath, run: dict[str, Any], *arrays: ArrayLike) -> None:
-    """Write the one state of a run; the file has the last or this one, whatever happens."""
+    """Write the one state of a run; the file has the last or this one, whatever happens. A file
+    that is no checkpoint is refused.
+    """
+    _check_replaceable(Path(path))
     _write(Path(path), _header_of(run), [_as_record(arrays)])
 
 
-def read_state(path: AnyPath, run: dict[str, Any]) -> Record | None:
-    """The state in a file, None if there is no such file; that of another run is refused."""
+def read_state(path: AnyPath, run: dict[str, Any], *, resume: bool) -> Record | None:
+    """The state in a file, None if there is no such file or the run is not to `resume`; that of
+    another run is refused, and a file that is no checkpoint in any case.
+    """
+    if not resume:
+        _check_replaceable(Path(path))
+        return None
     if not Path(path).exists():
         return None
     records, is_whole = _read(Path(path), run)
@@ -92,12 +107,34 @@ def read_state(path: AnyPath, run: dict[str, Any]) -> Record | None:
     return records[0]
 
 
+def digest(description: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
+    """By what a run is told from one with another model or other data, whatever their size."""
+    found = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
 def damaged(path: AnyPath) -> InputError:
     """The refusal for a state that is not what was written."""
     return InputError(
         f"checkpoint {os.fspath(path)} must hold one whole state, got a file that was cut short or "
         "altered; use another file, or start again without resuming."
     )
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuse to begin a checkpoint where another kind of file lies."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    with path.open("rb") as stream:
+        begin = stream.readline(_LONGEST_HEADER)
+    if b'"format": "crfield.checkpoint"' not in begin:
+        raise InputError(
+            f"checkpoint must be a new file or replace a checkpoint, got {path}, which is "
+            "something else; choose another name."
+        )
 
 
 def _header_of(run: dict[str, Any]) -> bytes:
@@ -127,7 +164,7 @@ def _checksum(header: bytes, content: bytes) -> bytes:
 
 def _read(path: Path, run: dict[str, Any]) -> tuple[list[Record], bool]:
     """The sound records of a file, and whether nothing else is in it."""
-    data = path.read_bytes()
+    data = read_regular(path, "checkpoint", memory=3.0)
     header = _header_of(run)
     position = data.find(b"\n") + 1
     if data[:position] != header:

@@ -76,10 +76,7 @@ def turned_voxels(voxels: Any) -> tuple[NDArray[Any], int]:
     if array.dtype.names is not None:  # NIfTI's RGB voxels are records of three bytes
         array = np.stack([array[name] for name in array.dtype.names[:3]], axis=-1)
     shape = array.shape
-    if len(shape) == 5 and shape[3] == 1:  # vector images leave the time axis at length one
-        array = array[:, :, :, 0]
-    if array.ndim == 4 and array.shape[3] == 1:
-        array = array[..., 0]
+    array = array.reshape(_without_time(shape))
     if not 2 <= array.ndim <= 4:
         raise UnusableArray(
             f"an image of shape {shape}, which has more than one axis of channels or less than two "
@@ -88,6 +85,18 @@ def turned_voxels(voxels: Any) -> tuple[NDArray[Any], int]:
     spatial = min(array.ndim, 3)
     turned = array.transpose(*reversed(range(spatial)), *range(spatial, array.ndim))
     return np.ascontiguousarray(turned), spatial
+
+
+def turned_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that `turned_voxels` gives voxels of this shape."""
+    shape = _without_time(shape)
+    return (*shape[:3][::-1], *shape[3:])
+
+
+def _without_time(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) == 5 and shape[3] == 1:  # vector images leave the time axis at length one
+        shape = (*shape[:3], shape[4])
+    return shape[:3] if len(shape) == 4 and shape[3] == 1 else shape
 
 
 def voxel_spacing(image: Any, grid_dim: int) -> tuple[float, ...] | None:

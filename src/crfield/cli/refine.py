@@ -201,9 +201,7 @@ def _read_prediction(
     palette = _palette(keywords)
     if hasattr(arguments, "probabilities"):
         layout = keywords.get("layout", "channels_last")
-        values = read_probabilities(
-            job.prediction, arguments.max_pixels, layout, may_be_foreground=True
-        )
+        values = read_probabilities(job.prediction, arguments.max_pixels, layout)
         label_axis = -1 if layout == "channels_last" else 0
         foreground = values.ndim == 2 and values.shape == image.grid
         _check_grids(job, image, values.shape, None if foreground else label_axis)

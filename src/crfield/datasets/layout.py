@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crfield._core.validate import InputError, as_choice, as_count, as_scalar, as_within, shown
-from crfield.io.images import by_stem, files_in
+from crfield._core.files import read_regular
+from crfield._core.validate import (
+    InputError,
+    as_choice,
+    as_count,
+    as_scalar,
+    as_within,
+    shown,
+    shown_names,
+)
+from crfield.dense.inputs import LAYOUTS
+from crfield.io.images import LABEL_SUFFIXES, PICTURE_SUFFIXES, by_stem, file_suffix, files_in
 from crfield.unary.costs import CUSTOMARY_CONFIDENCE
 
 DESCRIPTION_FILE = "dataset.json"
 CLASSES_FILE = "classes.txt"
-UNARY_KINDS = ("probabilities", "log_probabilities", "costs", "features", "labels")
+UNARY_KINDS = ("probabilities", "logits", "log_probabilities", "costs", "features", "labels")
 
 # Label maps have 8 or 16 bits per pixel.
 _MAX_LABELS = 2**16
@@ -29,23 +41,28 @@ class UnaryDescription:
     Attributes
     ----------
     folder : relative to the root of the data set.
-    kind : one of `UNARY_KINDS`.
+    kind : one of `UNARY_KINDS`; None recognizes labels, probabilities and logits.
+    layout : "channels_last" or "channels_first"; None recognizes it.
     scale : stored numbers times `scale` are what `kind` says.
     confidence : probability of a label of the kind "labels".
     """
 
     folder: str = "unaries"
-    kind: str = "probabilities"
+    kind: str | None = None
+    layout: str | None = None
     scale: float = 1.0
     confidence: float = CUSTOMARY_CONFIDENCE
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `dataset.json` says, with defaults for what it leaves out."""
+    """What `dataset.json` says, with defaults for what it leaves out; `void_is_given` tells whether
+    it says anything of `void`.
+    """
 
     n_labels: int | None = None
     void: int | None = 255
+    void_is_given: bool = False
     images: str = "images"
     labels: str = "labels"
     unaries: UnaryDescription | None = None
@@ -55,7 +72,7 @@ def read_description(root: Path, override: Mapping[str, Any] | Path | None) -> D
     """The description in the root; keys of `override`, a mapping or JSON file, replace its own."""
     in_root = root / DESCRIPTION_FILE
     keys: dict[str, Any] = {}
-    if in_root.is_file():
+    if os.path.lexists(in_root):  # what is no file is refused rather than left out
         keys |= _checked(_read_json(in_root), _CHECKS, str(in_root))
     if isinstance(override, Path):
         keys |= _checked(_read_json(override), _CHECKS, str(override))
@@ -63,7 +80,7 @@ def read_description(root: Path, override: Mapping[str, Any] | Path | None) -> D
         keys |= _checked(override, _CHECKS, "description")
     if "unaries" not in keys and (root / UnaryDescription.folder).is_dir():
         keys["unaries"] = UnaryDescription()
-    return Description(**keys)
+    return Description(**keys, void_is_given="void" in keys)
 
 
 def read_class_names(path: Path, void: int | None) -> tuple[str, ...]:
@@ -77,8 +94,8 @@ def read_class_names(path: Path, void: int | None) -> tuple[str, ...]:
     for expected, (index, name) in enumerate(entries):
         if index != expected:
             raise InputError(
-                f"{path} must number its classes 0, 1, 2 and so on, got {index} {name!r} in place "
-                f"of {expected}; correct the numbers or leave them all out."
+                f"{path} must number its classes 0, 1, 2 and so on, got {index} {shown(name)} in "
+                f"place of {expected}; correct the numbers or leave them all out."
             )
     return tuple(name for _, name in entries)
 
@@ -90,7 +107,7 @@ def read_split(root: Path, split: str) -> list[str]:
     )
     if split not in known:
         raise InputError(
-            f"split must be one of {', '.join(map(repr, known)) or '(none)'} in {root}, got "
+            f"split must be one of {shown_names(known) or '(none)'} in {root}, got "
             f"{shown(split)}; pick one of them or write the names of its images to a text file."
         )
     path = root / f"{split}.txt"
@@ -100,37 +117,73 @@ def read_split(root: Path, split: str) -> list[str]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise InputError(f"{path} must name an image once, got {name!r} twice; remove one.")
+            raise InputError(
+                f"{path} must name an image once, got {shown(name)} twice; remove one."
+            )
         seen.add(name)
     return names
 
 
 def read_lines(path: Path) -> list[str]:
     """Lines of a text file, stripped, without empty ones."""
-    return [line.strip() for line in _read_text(path).splitlines() if line.strip()]
+    return [line.strip() for line in _read_text(path, "list").splitlines() if line.strip()]
 
 
-def files_by_name(folder: Path, suffixes: Collection[str]) -> dict[str, list[Path]]:
-    """Files of a folder that end in one of `suffixes`, by their name without it."""
+def files_by_name(
+    folder: Path, suffixes: Collection[str], given: str | None = None
+) -> dict[str, list[Path]]:
+    """Files of a folder that end in one of `suffixes`, by their name without it.
+
+    given : by which argument the caller has named the folder, None if not at all.
+    """
     if not folder.is_dir():
-        raise InputError(
-            f"expected a folder {folder}, but there is none; create it, or name another one in "
-            f"{DESCRIPTION_FILE}."
+        likely = _likely_folders(folder.parent)
+        remedy = f"pass the folder, {given}={likely.get(given)!r}" if given in likely else (
+            "check its name" if given else f"pass the folders, {_as_arguments(likely)} or create it"
         )
+        raise InputError(f"expected a folder {folder}, but there is none; {remedy}.")
     return by_stem(files_in(folder, suffixes))
 
 
-def one_each(found: Mapping[str, list[Any]], names: Iterable[str], what: str) -> dict[str, Any]:
-    """The place of each name; it is an error if there is none or more than one."""
+def _likely_folders(root: Path) -> dict[str, str]:
+    """Folders in `root` that look like those of a data set, by the arguments for them."""
+    likely: dict[str, str] = {}
+    looks = {
+        "probabilities": (".npy", ".npz"), "images": set(PICTURE_SUFFIXES) - set(LABEL_SUFFIXES),
+        "labels": LABEL_SUFFIXES,
+    }
+    with suppress(OSError):  # it is only for a hint
+        for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+            endings = {file_suffix(path).lower() for path in folder.iterdir()}
+            kind = next((kind for kind, known in looks.items() if endings & set(known)), None)
+            likely |= {kind: str(folder)} if kind else {}
+    return likely
+
+
+def _as_arguments(likely: Mapping[str, str]) -> str:
+    """The arguments that name the folders of a data set, with those that are `likely`."""
+    names = ("images", "labels", "probabilities")
+    return ", ".join(f"{name}={likely.get(name, name.upper())!r}" for name in names)
+
+
+def one_each(
+    found: Mapping[str, list[Any]], names: Iterable[str], what: str,
+    unmatched: Collection[str] = (),
+) -> dict[str, Any]:
+    """The place of each name; it is an error if there is none or more than one. `unmatched` are
+    names that are there in place of the missing ones.
+    """
     missing = [name for name in names if name not in found]
     if missing:
         more = len(missing) - 1
         others = f" and {more} other name{'s' if more > 1 else ''}" if more else ""
-        remedy = "add the file or take the name out of the split"
+        remedy = "add the file, or leave that image out"
         if (stem := missing[0].rpartition(".")[0]) in found:
             remedy = f"names go without a suffix: {stem}"
+        elif unmatched:
+            remedy = f"name the files as the images, {missing[0]} in place of {min(unmatched)}"
         raise InputError(
-            f"expected {what} for {shown(missing[0])}{others}, but there is nothing of the kind; "
+            f"expected {what} for {shown(missing[0])}{others}, but there are none; "
             f"{remedy}."
         )
     for name in names:
@@ -143,24 +196,23 @@ def one_each(found: Mapping[str, list[Any]], names: Iterable[str], what: str) ->
     return {name: found[name][0] for name in names}
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, kind: str) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        reason = (error.strerror or "no access").lower()
-        raise InputError(f"cannot read {path}: {reason}; check the file and its rights.") from error
+        return read_regular(path, kind, memory=4.0).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} must be UTF-8 text, got other bytes; save it again.") from error
+        raise InputError(
+            f"{shown(path)} must be UTF-8 text, got other bytes; save it again."
+        ) from error
 
 
 def _read_json(path: Path) -> Any:
+    text = _read_text(path, "description")
     try:
-        return json.loads(_read_text(path))
-    except InputError:
-        raise
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        detail = " ".join(str(error).split())
-        raise InputError(f"{path} must hold JSON, got text ({detail}); correct it.") from error
+        raise InputError(
+            f"{shown(path)} must hold JSON, got text ({shown(error)}); correct it."
+        ) from error
 
 
 def _checked(values: Any, checks: Mapping[str, Callable[..., Any]], origin: str) -> dict[str, Any]:
@@ -191,6 +243,11 @@ def _as_scale(value: Any, name: str) -> float:
     scale = as_scalar(value, name)
     if scale == 0:
         raise InputError(f"{name} must not be zero, got 0; use 1 to take numbers as they are.")
+    if not 1e-37 <= abs(scale) <= 1e37:  # numbers are stored in float32
+        raise InputError(
+            f"{name} must lie between 1e-37 and 1e37 in magnitude, got {scale:g}; "
+            "use 1 to take numbers as they are."
+        )
     return scale
 
 
@@ -200,7 +257,8 @@ def _or_none(check: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 
 _UNARY_CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "folder": _as_folder,
-    "kind": lambda value, name: as_choice(value, name, UNARY_KINDS),
+    "kind": _or_none(lambda value, name: as_choice(value, name, UNARY_KINDS)),
+    "layout": _or_none(lambda value, name: as_choice(value, name, LAYOUTS)),
     "scale": _as_scale,
     "confidence": lambda value, name: as_within(value, name, 0, 1, "try 0.7", ends=False),
 }

@@ -126,7 +126,8 @@ class UnaryStore:
                 return read_member(self._archive(place.path), place.path, place.key, check_shape)
             if file_suffix(place.path).lower() == ".npy":
                 return read_npy(place.path, check_shape)
-            return read_npz(place.path, (name, self.description.kind), check_shape)
+            kind = self.description.kind
+            return read_npz(place.path, (name,) if kind is None else (name, kind), check_shape)
 
     def _read_labels(self, place: Place, grid: tuple[int, ...]) -> Planes:
         labels = read_labels(place.path).array

@@ -6,32 +6,38 @@ two are optional and imported only when such a file turns up. Volumes are `(Z, H
 
 from __future__ import annotations
 
-import errno
 import io
+import math
 import os
 import threading
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from crfield._core.atomic import atomic_path
+from crfield._core.files import SYSTEM_FAULTS, cannot_read, open_regular, read_whole
 from crfield._core.foreign import picture_pixels, voxel_spacing
-from crfield._core.validate import InputError
+from crfield._core.optional import require
+from crfield._core.validate import InputError, shown
 from crfield.io.arrays import (
+    ShapeCheck,
     StoredArray,
+    check_room,
     check_size,
+    count_pages,
     label_dtype,
+    open_nifti,
     read_nifti,
     read_npy,
     read_npz,
     read_tiff_volume,
-    require,
     write_array,
     write_nifti,
     write_tiff_volume,
@@ -43,18 +49,16 @@ NIFTI_SUFFIXES = (".nii", ".nii.gz")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm", ".jp2")
 IMAGE_SUFFIXES = (*PICTURE_SUFFIXES, *TIFF_SUFFIXES, *NIFTI_SUFFIXES)
 LABEL_SUFFIXES = (".png", ".bmp", ".gif", ".pgm", *TIFF_SUFFIXES, *NIFTI_SUFFIXES, ".npy")
-PROBABILITY_SUFFIXES = (".npy", ".npz", *NIFTI_SUFFIXES)
+PROBABILITY_SUFFIXES = (".npy", ".npz", *NIFTI_SUFFIXES, *TIFF_SUFFIXES)
+SOFT_MASK_SUFFIXES = (".png", ".pgm", ".bmp")  # gray pictures of a foreground's probability
 OUTPUT_SUFFIXES = (".png", *TIFF_SUFFIXES, *NIFTI_SUFFIXES, ".npy")
 
 # Only formats that Pillow decodes itself: EPS, for one, would start Ghostscript.
 _PILLOW_FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP", "GIF", "PPM", "JPEG2000")
 _LOSSY_FORMATS = ("JPEG", "MPO", "JPEG2000")
-# What keeps a whole file from being read, and what to do about it.
-_NOT_THE_FILES_FAULT = {
-    errno.ENOENT: "check the name and its rights", errno.EACCES: "check the name and its rights",
-    errno.EPERM: "check the name and its rights", errno.EIO: "check the disk",
-    errno.EMFILE: "raise the limit with ulimit -n", errno.ENFILE: "close other programs",
-}
+# Bytes of memory per pixel, with the copies of Pillow and NumPy, of a byte that stays one and of
+# everything else, colors and transparency above all.
+_BYTE_ROOM, _ROOM = 6.0, 25.0
 
 
 @dataclass(frozen=True)
@@ -108,95 +112,123 @@ def by_stem(files: Iterable[Path]) -> dict[str, list[Path]]:
     return found
 
 
-def read_image(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
-    """Read a gray or color image or volume, upright and without transparency."""
-    with decoding(path):
-        if (volume := _read_volume(path, max_pixels)) is not None:
+def read_image(
+    path: Path, max_pixels: int = DEFAULT_MAX_PIXELS, flat: bool = False
+) -> ImageFile:
+    """Read a gray or color image or volume, upright and without transparency; volumes of more than
+    one slice are refused where it is to be `flat`.
+    """
+    with decoding(path), open_regular(path, "image") as stream:
+        if (volume := _read_volume(stream, path, max_pixels, flat)) is not None:
             return replace(volume, array=_real_pixels(path, volume.array))
-        with _open_picture(path, max_pixels) as picture:
+        with _open_picture(stream, path, max_pixels) as picture:
+            _check_decoded(path, picture, ("1", "L"))
             turned = picture.getexif().get(0x0112, 1) != 1
             array = picture_pixels(picture)
     return ImageFile(path, array, array.shape[:2], turned=turned)
 
 
-def read_labels(path: Path, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFile:
-    """Read an integer label map; a palette image gives its indices and keeps its palette."""
+def read_labels(
+    path: Path, max_pixels: int = DEFAULT_MAX_PIXELS, beside: ImageFile | None = None
+) -> ImageFile:
+    """Read an integer label map; a palette image gives its indices and keeps its palette. A NIfTI
+    map comes in the orientation of the scan that it is read `beside`.
+    """
     with decoding(path):
         if _has_suffix(path, (".npy",)):
             array = read_npy(path, lambda shape: check_size(path, shape, max_pixels))
             return _as_label_map(ImageFile(path, array, array.shape))
-        if (volume := _read_volume(path, max_pixels)) is not None:
+    with decoding(path), open_regular(path, "label map") as stream:
+        if (volume := _read_volume(stream, path, max_pixels, beside=beside)) is not None:
             return _as_label_map(volume)
-        with _open_picture(path, max_pixels) as picture:
+        with _open_picture(stream, path, max_pixels) as picture:
             if picture.format in _LOSSY_FORMATS:
                 raise InputError(
                     f"expected a label image in a lossless format, but {path} is a JPEG, which "
-                    "changes label ids; save the labels as PNG."
+                    "changes label ids for good; export or paint the labels again as PNG."
                 )
-            if picture.mode not in ("1", "L", "P", "I", "F") and "I;16" not in picture.mode:
-                raise InputError(
-                    f"expected a single-channel or palette label image, but {path} is "
-                    f"{picture.mode}; save the label ids, not their colors, as a grayscale or "
-                    "palette PNG."
-                )
-            upright = ImageOps.exif_transpose(picture)
+            _check_decoded(path, picture, ("1", "L", "P"))
+            upright = _single_channel(ImageOps.exif_transpose(picture), path)
             palette = bytes(upright.getpalette("RGB") or ()) if upright.mode == "P" else None
             array = np.array(upright)
-            mode = picture.mode
+            mode = upright.mode
     return _as_label_map(ImageFile(path, array, array.shape, palette, mode))
 
 
 def read_probabilities(
-    path: Path, max_pixels: int = DEFAULT_MAX_PIXELS, layout: str = "channels_last",
-    max_labels: int | None = None, may_be_foreground: bool = False,
+    path: Path, max_pixels: int = DEFAULT_MAX_PIXELS, layout: str | None = None,
+    max_labels: int | None = None, beside: ImageFile | None = None,
 ) -> npt.NDArray[np.floating[Any]]:
-    """Read floating-point label probabilities, `(*grid, L)` or, channels first, `(L, *grid)`.
+    """Read floating-point label probabilities or logits, `(*grid, L)` or `(L, *grid)`, or of a
+    foreground `(*grid)`, as they are stored; `layout` says if the first of them are meant.
 
-    A `.npz` must hold one array, or one named `probabilities` or `probs`. The labels of a
-    four-dimensional NIfTI lie along its last axis; they come back in the layout asked for. Files
-    that announce more than `max_labels` are refused. With `may_be_foreground` an array (H, W) will
-    do, the probability of the second of two labels.
+    The labels of a four-dimensional NIfTI file lie along its last axis; they come back in the
+    `layout` that was asked for, and in the orientation of the scan that they are read `beside`. A
+    `.npz` must hold one array, or one named `probabilities` or `probs`. Files that announce more
+    than `max_labels` are refused. Of a gray picture, black is 0 and white 1.
     """
-    channels_first = layout == "channels_first"
 
     def check_shape(shape: tuple[int, ...]) -> None:
-        if may_be_foreground and len(shape) == 2:
-            return check_size(path, shape, max_pixels)
-        if len(shape) not in (3, 4):
-            axes = "(L, H, W) or (L, Z, H, W)" if channels_first else "(H, W, L) or (Z, H, W, L)"
+        if len(shape) not in (2, 3, 4):
             raise InputError(
-                f"expected probabilities of shape {axes} in {path}, but its array has shape "
-                f"{shape}; add the missing axis, as np.stack([1 - p, p], -1) does for a "
-                "foreground's probability p, or drop the others."
+                f"expected probabilities of shape (H, W, L), (L, H, W) or, of a foreground, (H, W) "
+                f"in {path}, but its array has shape {shape}; drop the axes that are not needed."
             )
-        check_size(path, shape[1:] if channels_first else shape[:-1], max_pixels)
-        n_labels = shape[0 if channels_first else -1]
+        known = "channels_last" if is_nifti and len(shape) == 4 else layout
+        grids = [shape] if len(shape) == 2 else [
+            grid for grid, name in ((shape[1:], "channels_first"), (shape[:-1], "channels_last"))
+            if known in (None, name)
+        ]
+        # Where the layout is not known yet, what fits in one of them may pass.
+        check_size(path, min(grids, key=math.prod), max_pixels)
+        n_labels = -(-math.prod(shape) // max(1, *map(math.prod, grids)))
         if max_labels is not None and n_labels > max_labels:
             raise InputError(
                 f"expected at most {max_labels} labels in {path}, but it announces {n_labels}; "
                 "leave some out."
             )
 
-    with decoding(path):
-        if _has_suffix(path, NIFTI_SUFFIXES):
-            array = read_nifti(path, max_pixels)[0]
-            array = np.moveaxis(array, -1, 0) if channels_first else array
-            check_shape(array.shape)
-        elif _has_suffix(path, (".npz",)):
-            array = read_npz(path, ("probabilities", "probs"), check_shape)
-        elif _has_suffix(path, (".npy",)):
-            array = read_npy(path, check_shape)
-        else:
-            raise InputError(
-                f"expected probabilities in a .npy, .npz or NIfTI file, but got {path}; save them "
-                "with numpy.save, or read it as labels."
-            )
+    if _has_suffix(path, SOFT_MASK_SUFFIXES):
+        return _read_soft_mask(path, max_pixels)
+    is_nifti = _has_suffix(path, NIFTI_SUFFIXES)
+    array = read_array(path, ("probabilities", "probs"), check_shape, beside)
+    if is_nifti and array.ndim == 4 and layout == "channels_first":
+        array = np.moveaxis(array, -1, 0)
     if not np.issubdtype(array.dtype, np.floating):
         raise InputError(
             f"expected floating-point probabilities in {path}, but its values are {array.dtype}; "
-            "convert them to float32 between 0 and 1."
+            "convert them to float32 between 0 and 1, or read it as labels if they are label ids."
         )
     return array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32, copy=False)
+
+
+def read_array(
+    path: Path, names: Sequence[str], check_shape: ShapeCheck, beside: ImageFile | None = None
+) -> npt.NDArray[Any]:
+    """The numbers of a `.npy`, `.npz`, NIfTI or TIFF file once their shape has passed: NIfTI turned
+    to `(Z, H, W[, L])`, pages of a TIFF first, or last where it calls them samples or channels.
+
+    names : of the array in a `.npz` of several.
+    beside : the scan to whose orientation NIfTI is brought.
+    """
+    with decoding(path):
+        if _has_suffix(path, (".npz",)):
+            return read_npz(path, names, check_shape)
+        if _has_suffix(path, (".npy",)):
+            return read_npy(path, check_shape)
+        if _has_suffix(path, NIFTI_SUFFIXES):
+            with open_regular(path, "array") as stream:
+                return read_nifti(
+                    stream, path, lambda _, shape: check_shape(shape), *_scan(beside)
+                )[0]
+        if _has_suffix(path, TIFF_SUFFIXES):
+            with open_regular(path, "array") as stream:
+                return read_tiff_volume(stream, path, lambda _, shape: check_shape(shape))[0]
+    other = ", or read it as labels" if _has_suffix(path, LABEL_SUFFIXES) else ""
+    raise InputError(
+        f"expected an array in a .npy, .npz, NIfTI or TIFF file, but got {path}; save it with "
+        f"numpy.save{other}."
+    )
 
 
 def open_array(path: Path) -> Any:
@@ -207,7 +239,14 @@ def open_array(path: Path) -> Any:
         if _has_suffix(path, (".npy",)):
             return StoredArray(path)
         if _has_suffix(path, NIFTI_SUFFIXES):
-            return require("nibabel", "nifti", "NIfTI files").load(path, mmap=False)
+            stream = open_regular(path, "array")
+            try:
+                image = open_nifti(stream, path)
+            except BaseException:
+                stream.close()
+                raise
+            weakref.finalize(image, stream.close)  # it is read as long as the image is there
+            return image
     return None
 
 
@@ -247,7 +286,10 @@ def write_picture(path: Path, picture: Image.Image) -> None:
     with atomic_path(path) as temporary:
         # Pillow takes it for done when a disk that fills up has kept only a part of it.
         content = io.BytesIO()
-        picture.save(content, Image.registered_extensions().get(temporary.suffix.lower()))
+        # To press colors harder takes four times as long, and saves a seventh.
+        level = 1 if picture.mode == "RGB" else 6
+        kind = Image.registered_extensions().get(temporary.suffix.lower())
+        picture.save(content, kind, compress_level=level)
         temporary.write_bytes(content.getbuffer())
 
 
@@ -276,9 +318,9 @@ def check_output(path: Path, ndim: int) -> None:
     if not path.parent.is_dir():
         raise InputError(f"cannot write {path}: there is no folder {path.parent}; create it first.")
     if suffix in NIFTI_SUFFIXES:
-        require("nibabel", "nifti", "NIfTI files")
+        require("nibabel", "NIfTI files need")
     elif suffix in TIFF_SUFFIXES and ndim == 3:
-        require("tifffile", "tiff", "TIFF volumes")
+        require("tifffile", "TIFF volumes need")
 
 
 def _has_suffix(path: Path, suffixes: Sequence[str]) -> bool:
@@ -288,30 +330,25 @@ def _has_suffix(path: Path, suffixes: Sequence[str]) -> bool:
 @contextmanager
 def decoding(path: Path, name: object = None) -> Iterator[None]:
     """Turn whatever a decoder raises into one sentence that names the file, or what is in it."""
-    name = path if name is None else name
+    name = shown(path) if name is None else str(name)
     try:
-        if path.is_dir():
-            raise InputError(f"expected a file, but {path} is a folder; name a file inside it.")
         yield
     except InputError:
         raise
     except UnidentifiedImageError as error:
         known = ", ".join(_PILLOW_FORMATS)
         raise InputError(
-            f"cannot read {path}: expected one of the formats {known}; it is something else or "
+            f"cannot read {name}: expected one of the formats {known}; it is something else or "
             "damaged, convert it to PNG."
         ) from error
     except MemoryError as error:
         raise InputError(f"not enough memory to read {name}; make it smaller.") from error
     except Exception as error:  # damaged bytes can make a decoder raise anything at all
-        if isinstance(error, OSError) and error.errno in _NOT_THE_FILES_FAULT:
-            reason = (error.strerror or "no access").lower()
-            remedy = _NOT_THE_FILES_FAULT[error.errno]
-            raise InputError(f"cannot read {name}: {reason}; {remedy}.") from error
-        detail = " ".join(str(error).split())[:200] or type(error).__name__
+        if isinstance(error, OSError) and error.errno in SYSTEM_FAULTS:
+            raise cannot_read(name, error) from error
         raise InputError(
-            f"cannot read {name}: it is damaged, cut short or not what its name says ({detail}); "
-            "copy or export it again."
+            f"cannot read {name}: it is damaged, cut short or not what its name says "
+            f"({shown(error)}); copy or export it again."
         ) from error
 
 
@@ -340,29 +377,119 @@ def pillow_unlimited() -> Iterator[None]:
 
 
 @contextmanager
-def _open_picture(path: Path, max_pixels: int) -> Iterator[Image.Image]:
-    """Open a picture with the caller's limit in place of Pillow's own."""
+def _open_picture(
+    stream: BinaryIO, path: Path, max_pixels: int, *, decode: bool = True
+) -> Iterator[Image.Image]:
+    """Open a picture with the caller's limit in place of Pillow's own; without `decode` only what
+    its header says can be asked for.
+    """
     Image.init()
     formats = [name for name in _PILLOW_FORMATS if name in Image.OPEN]  # some are optional parts
-    with pillow_unlimited(), Image.open(path, formats=formats) as picture:
+    # From bytes, because Pillow and libtiff map what they know the name or the descriptor of.
+    source = io.BytesIO(read_whole(stream, path)) if decode else stream
+    source.seek(0)
+    if source.read(2) in (b"II", b"MM"):
+        count_pages(source, path)
+    source.seek(0)
+    with pillow_unlimited(), Image.open(source, formats=formats) as picture:
         check_size(path, (picture.height, picture.width), max_pixels)
         yield picture
 
 
-def _read_volume(path: Path, max_pixels: int) -> ImageFile | None:
+def _single_channel(picture: Image.Image, path: Path) -> Image.Image:
+    """A picture of one number per pixel; one whose colors are all gray and opaque is taken as gray,
+    as painting programs save masks.
+    """
+    if picture.mode in ("1", "L", "P", "I", "F") or "I;16" in picture.mode:
+        return picture
+    if picture.mode in ("LA", "RGB", "RGBA"):
+        first, *others = picture.split()
+        alpha = others.pop() if picture.mode.endswith("A") else None
+        if all(first.tobytes() == other.tobytes() for other in others):
+            if alpha is None or alpha.getextrema() == (255, 255):
+                return first
+            raise InputError(
+                f"expected one label id per pixel, but {path} has pixels that are transparent; "
+                "save it without transparency, as a gray or palette PNG."
+            )
+    raise InputError(
+        f"expected a single-channel or palette image, but {path} holds colors ({picture.mode}); "
+        "save the label ids, not their colors, as a gray or palette PNG."
+    )
+
+
+def _read_soft_mask(path: Path, max_pixels: int) -> npt.NDArray[np.float32]:
+    """The foreground's probability `(H, W)` in a gray picture, from black to white."""
+    with (
+        decoding(path), open_regular(path, "image") as stream,
+        _open_picture(stream, path, max_pixels) as picture,
+    ):
+        if picture.format in _LOSSY_FORMATS:
+            raise InputError(
+                f"expected probabilities in a lossless format, but {path} is a JPEG; save them as "
+                "PNG or with numpy.save."
+            )
+        _check_decoded(path, picture, ())
+        gray = _single_channel(ImageOps.exif_transpose(picture), path)
+        if gray.mode not in ("1", "L", "I") and "I;16" not in gray.mode:
+            raise InputError(
+                f"expected a gray picture of 8 or 16 bits, or an array in a .npy, .npz, NIfTI or "
+                f"TIFF file, but the pixels of {path} are of the kind {gray.mode}; read it as "
+                "labels."
+            )
+        white = {"1": 1, "L": 255}.get(gray.mode, 65535)
+        values: npt.NDArray[np.float32] = np.asarray(gray, np.float32) / np.float32(white)
+    return values
+
+
+def _scan(beside: ImageFile | None) -> tuple[Any, object]:
+    """The nibabel image that a segmentation lies beside, if there is one, and its name."""
+    return (None, None) if beside is None else (beside.nifti, beside.path)
+
+
+def _check_decoded(path: Path, picture: Image.Image, bytes_in: Collection[str]) -> None:
+    """Refuse a picture that takes more memory than there is; those of the modes `bytes_in` give a
+    byte per pixel.
+    """
+    per_pixel = _BYTE_ROOM if picture.mode in bytes_in else _ROOM
+    check_room(path, per_pixel * picture.width * picture.height)
+
+
+def _read_volume(
+    stream: BinaryIO, path: Path, max_pixels: int, flat: bool = False,
+    beside: ImageFile | None = None,
+) -> ImageFile | None:
     """Read what Pillow cannot: NIfTI, TIFF of several pages and TIFF of unusual pixels."""
+    def check(grid: tuple[int, ...], _: tuple[int, ...]) -> None:
+        check_size(path, grid, max_pixels)
+        if flat and len(grid) > 2 and grid[0] > 1:
+            raise InputError(
+                f"expected a flat image, but {path} is a volume of "
+                f"{' x '.join(map(str, grid))}; refine volumes with crfield.refine or on the "
+                "command line."
+            )
+
     if _has_suffix(path, NIFTI_SUFFIXES):
-        array, grid, nifti = read_nifti(path, max_pixels)
+        array, grid, nifti = read_nifti(stream, path, check, *_scan(beside))
         return ImageFile(path, array, grid, nifti=nifti)
     if _has_suffix(path, TIFF_SUFFIXES):
         try:
-            with _open_picture(path, max_pixels) as picture:
-                several_pages = getattr(picture, "n_frames", 1) > 1
+            with _open_picture(stream, path, max_pixels, decode=False) as picture:
+                several_pages = _has_second_page(picture)
         except UnidentifiedImageError:
             several_pages = True
         if several_pages:
-            return ImageFile(path, *read_tiff_volume(path, max_pixels))
+            return ImageFile(path, *read_tiff_volume(stream, path, check))
     return None
+
+
+def _has_second_page(picture: Image.Image) -> bool:
+    # Not n_frames: Pillow counts in a time that grows with the square of their number.
+    try:
+        picture.seek(1)
+    except EOFError:
+        return False
+    return True
 
 
 def _real_pixels(path: Path, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.atomic import atomic_path
-from crfield._core.validate import InputError, as_path
+from crfield._core.files import read_regular
+from crfield._core.validate import InputError, as_path, shown
 
 
 def write_document(
@@ -37,25 +38,24 @@ def read_document(
     path: str | os.PathLike[str], expected: str, newest: int
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The description and tensors of a file of format `expected`, at most version `newest`."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
 
     path = as_path(path)
-    if os.path.isdir(path):
-        raise InputError(f"model file {path} is a folder; pass the file inside it.")
-    if not os.path.isfile(path):
-        raise InputError(f"model file {path} does not exist; check the path.")
-    if not os.access(path, os.R_OK):
-        raise InputError(f"cannot read model file {path}: permission denied; check its rights.")
+    # Not mapped into memory: a file that others cut short meanwhile would end the program.
+    data = read_regular(path, "model", memory=4.0)
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: np.asarray(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise _damaged(path, f"it cannot be read as safetensors ({error})") from None
+        # The tensors are checked by safetensors, which gives no metadata of bytes.
+        tensors = {name: np.array(values) for name, values in load(data).items()}
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _damaged(path, f"it cannot be read as safetensors ({shown(error)})") from None
     document = metadata.get("crfield")
     if document is None:
         raise InputError(
-            f"{path} is a safetensors file but not a crfield model; pass a file written by save()."
+            f"{shown(path)} is a safetensors file but not a crfield model; pass a file written by "
+            "save()."
         )
     try:
         content = json.loads(document)
@@ -64,11 +64,13 @@ def read_document(
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise _damaged(path, "its description is not valid") from None
     if kind != expected:
-        raise InputError(f"{path} holds a {kind}, expected {expected}; load it with its own class.")
+        raise InputError(
+            f"{shown(path)} holds a {shown(kind)}, expected {expected}; load it with its own class."
+        )
     if version > newest:
         raise InputError(
-            f"{path} has format version {version}, this crfield reads up to {newest}; "
-            "upgrade crfield to open it."
+            f"{shown(path)} has format version {shown(version)}, this crfield reads up to "
+            f"{newest}; upgrade crfield to open it."
         )
     if content.get("sha256") != _digest(model, tensors):
         raise _damaged(path, "its checksum does not match its content")
@@ -77,7 +79,7 @@ def read_document(
 
 def incomplete(path: str | os.PathLike[str], error: Exception) -> InputError:
     """The refusal for a description that lacks something."""
-    return _damaged(path, f"its description is incomplete ({error!r})")
+    return _damaged(path, f"its description is incomplete ({shown(repr(error))})")
 
 
 def _digest(model: dict[str, Any], tensors: Mapping[str, NDArray[Any]]) -> str:
@@ -91,5 +93,6 @@ def _digest(model: dict[str, Any], tensors: Mapping[str, NDArray[Any]]) -> str:
 
 def _damaged(path: str | os.PathLike[str], reason: str) -> InputError:
     return InputError(
-        f"model file {path} is damaged: {reason}; restore it from a copy or save the model again."
+        f"model file {shown(as_path(path))} is damaged: {reason}; restore it from a copy or save "
+        "the model again."
     )

@@ -11,8 +11,6 @@ labeling (eqs. 13 to 15).
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 from collections.abc import Collection, Mapping
@@ -24,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.atomic import check_writable
-from crfield._core.checkpoints import Record, damaged, read_state, write_state
+from crfield._core.checkpoints import Record, damaged, digest, read_state, write_state
 from crfield._core.optimize import Adam
 from crfield._core.validate import (
     LARGEST_COST,
@@ -112,14 +110,7 @@ def learn_patterns(
     progress : show a progress bar.
     threads : native threads, all usable cores by default.
     """
-    if not isinstance(learn, Collection):
-        raise InputError(
-            f"learn must be some of {', '.join(map(repr, LEARNABLE))}, got {shown(learn)}; "
-            "pass a list of them."
-        )
-    names = (learn,) if isinstance(learn, str) else tuple(learn)
-    for name in names:
-        as_choice(name, "learn", LEARNABLE)
+    names = _as_names(learn)
     if "pairwise_weights" in names and isinstance(model, PatternCRF):
         weights = model.pairwise_weights
         least = _LEAST_SHARE * (model.unary_weight if model.unary_weight > 0 else 1.0)
@@ -141,7 +132,7 @@ def learn_patterns(
     if checkpoint is not None:
         check_writable(Path(checkpoint))
         run = task.name_run(model)
-        record = read_state(checkpoint, run) if resume else None
+        record = read_state(checkpoint, run, resume=resume)
         state = None if record is None else _State.restored(record, checkpoint, model, task)
     if state is None:
         state = _State.start(model, task)
@@ -231,6 +222,16 @@ def expected_loss_scale(losses: NDArray[np.float64]) -> NDArray[np.float64]:
             f"n_chains must be at least 2 to compare losses, got {n}; use 2 or more chains."
         )
     return np.asarray((losses - losses.mean(1, keepdims=True)) / (n - 1))
+
+
+def _as_names(learn: Any) -> tuple[str, ...]:
+    if not isinstance(learn, Collection):
+        raise InputError(
+            f"learn must be some of {', '.join(map(repr, LEARNABLE))}, got {shown(learn)}; "
+            "pass a list of them."
+        )
+    names = (learn,) if isinstance(learn, str) else tuple(learn)
+    return tuple(as_choice(name, "learn", LEARNABLE) for name in names)
 
 
 def _check_learnable(model: PatternCRF, inputs: PatternInputs, names: Collection[str]) -> None:
@@ -323,18 +324,10 @@ class _Task:
             data |= {f"{title}.{name}": part for name, part in parts.items() if part is not None}
         settings = ("objective", "n_chains", "batch_size", "step_size", "l2", "seed")
         return {
-            "model": _digest(*describe(model)), "data": _digest({}, data),
+            "model": digest(*describe(model)), "data": digest({}, data),
             "learn": list(self.learn), "loss": _name_of(self.loss),
             **{name: getattr(self, name) for name in settings},
         }
-
-
-def _digest(description: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
-    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def _name_of(loss: MaskLoss) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import stat
 from array import array
 from collections.abc import Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, InvalidOperation
@@ -16,12 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import (
-    InputError,
-    as_path,
-    check_memory,
-    shown,
-)
+from crfield._core.files import read_regular
+from crfield._core.validate import InputError, as_path, shown
 from crfield.graphs.factors import Doubles
 
 _BLOCK = 1 << 22  # bytes that are split into words at a time
@@ -158,21 +152,7 @@ def potential_words(costs: Doubles) -> list[str]:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        about = path.stat()
-        if stat.S_ISDIR(about.st_mode):
-            raise InputError(f"{path} is a folder, expected a file; pass the file inside it.")
-        if not stat.S_ISREG(about.st_mode):
-            raise InputError(f"{path} is not a regular file; copy it to one first.")
-        check_memory(5.0 * about.st_size, f"reading {path}", "use a smaller file")
-        data = path.read_bytes()
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"cannot read {os.fspath(path)!r}: {str(reason).lower()}; check the path."
-        ) from None
+    data = read_regular(path, "graph", memory=5.0)
     if b"\0" in data:
         raise InputError(f"{path} is not a text file; unpack it if it is compressed.")
     if not data or data.isspace():
