@@ -6,7 +6,7 @@ negatives, as scikit-learn has them.
 
 from __future__ import annotations
 
-import warnings
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from crfield._core.validate import (
     check_finite,
     shown,
 )
+from crfield._core.warning import warn
 from crfield.graphs.chains import Chains, Labels, join_chains
 from crfield.graphs.engines.chains import minimize_chains, sum_chains
 from crfield.graphs.factors import Doubles, GridFactors, as_variables
@@ -51,6 +52,7 @@ from crfield.graphs.settings import Propagation
 
 DECODINGS = ("map", "marginals")
 DEFAULT_INFERENCE = Propagation()
+_LEAST_TOL = 1e-2
 LARGEST_FEATURE, LARGEST_PENALTY = 1e100, 1e30
 
 Shape = tuple[int, ...]
@@ -65,12 +67,13 @@ class _LogLinearClassifier(Estimator):
     l2: float | None = None
     optimizer: str = "lbfgs"
     max_iter: int = 200
-    tol: float = 1e-5
+    tol: float | None = 1e-5
     training: str = "joint"
     batch_size: int = 16
     step_size: float = 0.01
     random_state: int = 0
     threads: int | None = None
+    progress: bool = False
 
     # What a sample and its places are called in messages.
     _sample: ClassVar[str]
@@ -95,14 +98,14 @@ class _LogLinearClassifier(Estimator):
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from samples and the labels of each."""
         learn = TRAININGS[as_choice(self.training, "training", TRAININGS)]
+        samples, shapes = self._read(X)
         descent = Descent(
             as_choice(self.optimizer, "optimizer", OPTIMIZERS),
-            as_count(self.max_iter, "max_iter"), as_positive_number(self.tol, "tol"),
+            as_count(self.max_iter, "max_iter"), self._tol_for(shapes),
             as_count(self.batch_size, "batch_size"),
             as_positive_number(self.step_size, "step_size"),
-            as_count(self.random_state, "random_state", 0),
+            as_count(self.random_state, "random_state", 0), bool(self.progress),
         )
-        samples, shapes = self._read(X)
         classes, labels = _number_labels(y, shapes, self._sample, self._place)
         l2 = 1.0 / len(shapes) if self.l2 is None else as_within(
             self.l2, "l2", 0, LARGEST_PENALTY,
@@ -122,13 +125,17 @@ class _LogLinearClassifier(Estimator):
         self.part_objective_ = None if last is None else np.array(last.values)
         self.expectations_: Expectations = likelihood.expectations(found.weights)
         if self.optimizer not in MINI_BATCHES:
-            self._warn_of(found.course)
+            self._warn_of(found.course, descent.tol)
         if last is not None:
-            self._warn_of(last)
+            self._warn_of(last, descent.tol)
         self._warn_more(examples)
         return self
 
-    def _warn_of(self, course: Course) -> None:
+    def _tol_for(self, shapes: list[Shape]) -> float:
+        """`tol`, checked, for samples whose labels have these shapes."""
+        return as_positive_number(self.tol, "tol")
+
+    def _warn_of(self, course: Course, tol: float) -> None:
         if course.converged:
             return
         if course.n_iter >= self.max_iter:
@@ -139,9 +146,9 @@ class _LogLinearClassifier(Estimator):
         else:
             text = (
                 f"learning found no step that leads down after {course.n_iter} iterations, at a "
-                f"gap of {course.gap:.2g} where tol={self.tol:g} is asked for; {self._remedy()}."
+                f"gap of {course.gap:.2g} where tol={tol:g} is asked for; {self._remedy()}."
             )
-        warnings.warn(text, stacklevel=3)
+        warn(text)
 
     def _remedy(self) -> str:
         """What helps where no step leads down."""
@@ -193,6 +200,7 @@ class ChainClassifier(_LogLinearClassifier):
     batch_size, step_size : chains in a mini-batch, and the length of a step, of "adam" and "sgd".
     random_state : whole number, the order of mini-batches.
     threads : native threads, by default as many as there are cores.
+    progress : whether to show a bar while learning.
 
     Attributes
     ----------
@@ -275,13 +283,19 @@ class _LoopyClassifier(_LogLinearClassifier):
     """
 
     max_iter: int = 100
-    tol: float = 1e-2
+    tol: float | None = None
     decode: str = "map"
     inference: Propagation = DEFAULT_INFERENCE
 
     @abstractmethod
     def _pair_terms(self) -> list[bool]:
         """Of each term of pairs whether its tables are symmetric."""
+
+    def _tol_for(self, shapes: list[Shape]) -> float:
+        if self.tol is not None:
+            return super()._tol_for(shapes)
+        n_nodes = sum(map(math.prod, shapes)) / len(shapes)
+        return max(_LEAST_TOL, self._propagation().tol * n_nodes)
 
     def _examples(self, samples: Any, labels: list[Labels], n_classes: int) -> Examples:
         as_choice(self.decode, "decode", DECODINGS)
@@ -301,10 +315,9 @@ class _LoopyClassifier(_LogLinearClassifier):
 
     def _warn_more(self, examples: Any) -> None:
         if not examples.last.converged:
-            warnings.warn(
+            warn(
                 "belief propagation did not converge at the last weights (last change "
-                f"{examples.last.residuals[-1]:.2g}); raise max_iter or tol of inference, or l2.",
-                stacklevel=3,
+                f"{examples.last.residuals[-1]:.2g}); raise max_iter or tol of inference, or l2."
             )
 
     def predict(self, X: Any) -> list[NDArray[Any]]:
@@ -352,16 +365,17 @@ class _LoopyClassifier(_LogLinearClassifier):
 
     def _inference(self, temperature: float) -> dict[str, Any]:
         """Arguments of `infer`."""
-        how = self.inference
-        if not isinstance(how, Propagation):
+        return {
+            "temperature": temperature, **vars(self._propagation()), "threads": self.threads
+        }
+
+    def _propagation(self) -> Propagation:
+        if not isinstance(self.inference, Propagation):
             raise InputError(
-                f"inference must be a Propagation, got {shown(how)}; pass "
+                f"inference must be a Propagation, got {shown(self.inference)}; pass "
                 "Propagation(max_iter=...)."
             )
-        return {
-            "temperature": temperature, "max_iter": how.max_iter, "damping": how.damping,
-            "tol": how.tol, "convex": how.convex, "threads": self.threads,
-        }
+        return self.inference
 
 
 @dataclass(eq=False, kw_only=True)
@@ -374,9 +388,10 @@ class GraphClassifier(_LoopyClassifier):
 
     Parameters
     ----------
-    l2, optimizer, max_iter, tol, training, batch_size, step_size, random_state, threads : as of
-        `ChainClassifier`, with graphs for chains; "piecewise" training learns classifiers of
-        single edges where edges have features.
+    l2, optimizer, max_iter, tol, training, batch_size, step_size, random_state, threads, progress :
+        as of `ChainClassifier`, with graphs for chains; "piecewise" training learns classifiers of
+        single edges where edges have features. A `tol` of None is 0.01, or as much per node as the
+        `tol` of `inference`, 0.0001, where that is more: no difference can be known better.
     decode : what `predict` returns, "map" or "marginals".
     directed : whether A may tell an edge's first node from its second; else A is symmetric.
     inference : how belief propagation on graphs with loops is done, a `Propagation`.

@@ -10,6 +10,7 @@ scores, the negatives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.optimize import Batches, Evaluate, minimize
+from crfield._core.progress import shown_progress
 from crfield._core.resources import without_locks
 from crfield._core.validate import LARGEST_COST, FloatArray, InputError
 from crfield.graphs.chains import Chains, Doubles, Labels, Offsets, edge_starts, energies_of
@@ -175,8 +177,9 @@ class GraphExamples:
     symmetric : of each term whether W[d, k, l] = W[d, l, k].
     inference : settings of `infer`.
 
-    Belief propagation on loops may have several fixed points. It always starts from the same
-    messages here, so that the loss is a function of the weights alone.
+    Bethe's propagation on loops may have several fixed points. It always starts from the same
+    messages here, so that the loss is a function of the weights alone. The convex one has a single
+    fixed point, and goes on from the messages of the weights before.
     """
 
     def __init__(
@@ -205,7 +208,8 @@ class GraphExamples:
     def loss(self, weights: Weights, chosen: Sequence[int] | None = None) -> tuple[float, Weights]:
         graph, labels = self._all if chosen is None else self._join(chosen)
         like = self.last if chosen is None else None
-        found = log_linear_loss(graph, weights, labels, like=like, **self.inference)
+        init = like if self.inference["convex"] else None
+        found = log_linear_loss(graph, weights, labels, like=like, init=init, **self.inference)
         if chosen is None:
             self.last = found.result
         return found.value, self._tie(found.gradient)
@@ -388,6 +392,7 @@ class Descent:
 
     tol : the largest entry of the gradient to stop at, in the units of the parameters.
     batch_size, step_size, seed : of mini-batches.
+    progress : whether to show a bar.
     """
 
     optimizer: str = "lbfgs"
@@ -396,6 +401,7 @@ class Descent:
     batch_size: int = 16
     step_size: float = 0.01
     seed: int = 0
+    progress: bool = False
 
     def __call__(
         self, evaluate: Evaluate, start: Doubles, scale: Doubles, n_examples: int
@@ -433,20 +439,24 @@ class Descent:
             values.append(value)
             if value <= least or gap <= self.tol:
                 vector, least = x, value
+            if tell is not None:
+                tell(len(values) - 1)
             return gap <= self.tol
 
-        is_settled = watch(start)
-        while not is_settled and len(values) <= self.max_iter:
-            done = len(values)
-            minimize(
-                rescaled, vector, self.optimizer, max_iter=self.max_iter + 1 - done,
-                callback=watch, batches=batches,
-                scale=None if self.optimizer in MINI_BATCHES else scale,
-            )
-            is_settled = gap <= self.tol
-            if len(values) == done:  # no step leads down
-                break
-            shift, factor = values[-1], _SHARPER * factor
+        bar = shown_progress("iteration", self.max_iter) if self.progress else nullcontext()
+        with bar as tell:
+            is_settled = watch(start)
+            while not is_settled and len(values) <= self.max_iter:
+                done = len(values)
+                minimize(
+                    rescaled, vector, self.optimizer, max_iter=self.max_iter + 1 - done,
+                    callback=watch, batches=batches,
+                    scale=None if self.optimizer in MINI_BATCHES else scale,
+                )
+                is_settled = gap <= self.tol
+                if len(values) == done:  # no step leads down
+                    break
+                shift, factor = values[-1], _SHARPER * factor
         return vector, Course(tuple(values), gap, is_settled)
 
 

@@ -128,9 +128,11 @@ class Messages:
             elif how == "sequential":
                 yield self.propagation.sweep(damping, backwards)
                 backwards = not backwards
-            else:
+            elif how == "residual":
                 self.propagation.update_most_changed(damping, max(1, self.graph.n_factors))
                 yield self.propagation.residual()
+            else:
+                raise NotImplementedError(f"no loop for the schedule {how!r}")
 
     def start_from(self, other: Result) -> None:
         """Take over the messages of another inference."""
