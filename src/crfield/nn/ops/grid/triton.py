@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from crfield.dense.filters.compiled import SPACING
-from crfield.nn.ops.launch import cdiv, launch
+from crfield.nn.ops.backend import cdiv, launch
 
 if TYPE_CHECKING:
     from crfield.nn.ops.grid.reference import GridLayout

@@ -1,4 +1,4 @@
-"""Triton kernels that build the permutohedral lattice; the plain-torch form is in `_lattice_build`.
+"""Triton kernels that build the permutohedral lattice; the plain-torch form is in `build.py`.
 
 Vertices are found through a hash table with open addressing: `state` holds the number of vertices
 so far, what has gone wrong, and then the table's keys, EMPTY where there is none. Everything starts
@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crfield.nn.ops.backend import cdiv, launch, next_power_of_two
 from crfield.nn.ops.lattice.build import KeyLayout, Structure, axis_scales
-from crfield.nn.ops.launch import cdiv, launch, next_power_of_two
 
 # Where the hash table starts: real images have some fifteen points per vertex.
 START_SLOTS_PER_POINT = 0.5
@@ -104,7 +104,7 @@ def _embed(
     DIM: tl.constexpr, SCALES: tl.constexpr, WORK: tl.constexpr, ROUNDER: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """`_lattice_build.embed` of a point a lane, and its vertices' slots in the hash table."""
+    """`build.embed` of one point per lane, and its vertices' slots in the hash table."""
     CORNERS: tl.constexpr = DIM + 1
     point = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     inside = point < n
@@ -206,7 +206,7 @@ def _find_neighbors(
 
 
 def build(features: Tensor, n_images: int, sort_vertices: bool) -> Structure | None:
-    """`_lattice_build.build`, or None where keys take more than one word.
+    """`build.build`, or None where keys take more than one word.
 
     Vertices are numbered as they are met, which changes from run to run, or by their keys.
     """

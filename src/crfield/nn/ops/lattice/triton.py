@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crfield.nn.ops.backend import cdiv, launch
 from crfield.nn.ops.lattice.build import axis_scales
-from crfield.nn.ops.launch import cdiv, launch
 from crfield.nn.ops.tables import triton as _table_kernels
 
 _LANES = 128

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crfield.nn.ops.launch import cdiv, launch, next_power_of_two
+from crfield.nn.ops.backend import cdiv, launch, next_power_of_two
 
 _TILE, _WARPS = 256, 2  # numbers a program works on, fastest of those tried at 21 labels
 _SIZES = ["n_points", "n_labels", "quads"]

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crfield.nn.ops.launch import cdiv, launch, next_power_of_two
+from crfield.nn.ops.backend import cdiv, launch, next_power_of_two
 from crfield.nn.ops.tables.reference import SortedEntries
 
 _TILE = 1024  # numbers per program: four warps, eight numbers per lane
