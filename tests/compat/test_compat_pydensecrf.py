@@ -1,10 +1,9 @@
 """The drop-in for pydensecrf: against the original if it is installed, against formulas always."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
+from array_forms import FORMS, read_only
 from crfield.compat.pydensecrf import densecrf, eigen, utils
 from crfield.dense.filters.compiled import LatticeFilter
 from refusal import refusal
@@ -280,24 +280,7 @@ def test_against_the_dense_lattice(normalization):
     assert field.klDivergence(field.inference(4)) == pytest.approx(value, rel=1e-4)
 
 
-def read_only(array):
-    array = array.copy()
-    array.flags.writeable = False
-    return array
-
-
-FORMS = {
-    "float64": lambda a: a.astype(np.float64),
-    "big-endian": lambda a: a.astype(a.dtype.newbyteorder(">")),
-    "columns first": np.asfortranarray,
-    "read-only": read_only,
-    "strided": lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
-    "reversed": lambda a: a[:, ::-1].copy()[:, ::-1],
-    "list": lambda a: a.tolist(),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "float64"])
 def test_arrays_of_any_form(form):
     unary = np.round(UNARY * 4).astype(np.float32)
     features = utils.create_pairwise_gaussian((3, 3), (H, W))
@@ -311,7 +294,7 @@ def test_arrays_of_any_form(form):
         q = field.inference(2)
         return q, field.klDivergence(change(q))
 
-    plain, changed = run(lambda a: a), run(FORMS[form])
+    plain, changed = run(lambda a: a), run({**FORMS, "float64": np.float64}[form])
     assert np.array_equal(plain[0], changed[0])
     assert plain[1] == pytest.approx(changed[1], rel=1e-6)
 
@@ -404,6 +387,14 @@ def call(name, *arguments, **options):
     return lambda: getattr(small_field(), name)(*arguments, **options)
 
 
+def bilateral(*arguments):
+    return call("addPairwiseBilateral", *arguments)
+
+
+def channels(*arguments):
+    return partial(utils.create_pairwise_bilateral, *arguments)
+
+
 FEATURES = utils.create_pairwise_gaussian((3, 3), (H, W))
 REFUSED = {
     "no unary": (lambda: densecrf.DenseCRF(4, 2).inference(2), "call setUnaryEnergy first"),
@@ -419,6 +410,23 @@ REFUSED = {
     "half steps": (call("inference", 2.5), "niter must be a whole number"),
     "unary transposed": (call("setUnaryEnergy", UNARY.T), r"got \(35, 3\); transpose it"),
     "unary in 3-D": (call("setUnaryEnergy", UNARY.reshape(L, H, W)), r"must have shape \(3, 35\)"),
+    "unary labels last": (
+        call("setUnaryEnergy", UNARY.reshape(L, H, W).transpose(1, 2, 0)),
+        r"use its transpose\(2, 0, 1\)\.reshape\(3, -1\)",
+    ),
+    "unary labels": (
+        call("setUnaryEnergy", UNARY[:2]), "the field has 3 labels, got costs for 2; make it with"
+    ),
+    "unary object labels": (
+        call("setUnary", densecrf.ConstUnary(UNARY[:2])), "the field has 3 labels, got costs for 2"
+    ),
+    "label void": (
+        lambda: utils.unary_from_labels([1, 255], 3, 0.7), r"mark void as label 0, np\.where"
+    ),
+    "channel width": (
+        lambda: utils.create_pairwise_bilateral((3, 3), (13, 13), IMAGE[..., :1], 2),
+        r"schan must be one number, got \(13, 13\); give one number",
+    ),
     "unary too long": (call("setUnaryEnergy", UNARY[:, :-1]), r"got \(3, 34\)"),
     "unary nan": (call("setUnaryEnergy", with_entry(UNARY, np.nan)), r"got nan at index \(0, 3\)"),
     "unary -inf": (call("setUnaryEnergy", with_entry(UNARY, -np.inf)), r"got -inf at index \(0, 3"),
@@ -432,26 +440,18 @@ REFUSED = {
     "logistic sizes": (
         lambda: densecrf.LogisticUnary(np.ones((3, 4)), np.ones((5, 35))), r"shape \(4, any\)"
     ),
-    "image swapped": (
-        call("addPairwiseBilateral", 3, 13, IMAGE.transpose(1, 0, 2), 3), "takes the width first"
-    ),
-    "image gray": (
-        call("addPairwiseBilateral", 3, 13, IMAGE[..., 0], 3), "create_pairwise_bilateral"
-    ),
-    "image alpha": (
-        call("addPairwiseBilateral", 3, 13, np.zeros((H, W, 4)), 3), r"got \(5, 7, 4\)"
-    ),
-    "image nan": (
-        call("addPairwiseBilateral", 3, 13, with_entry(IMAGE, np.nan), 3), "img must be finite"
-    ),
-    "image none": (call("addPairwiseBilateral", 3, 13, None, 3), "rgbim must hold real numbers"),
+    "image swapped": (bilateral(3, 13, IMAGE.transpose(1, 0, 2), 3), "takes the width first"),
+    "image gray": (bilateral(3, 13, IMAGE[..., 0], 3), "create_pairwise_bilateral"),
+    "image alpha": (bilateral(3, 13, np.zeros((H, W, 4)), 3), r"got \(5, 7, 4\)"),
+    "image nan": (bilateral(3, 13, with_entry(IMAGE, np.nan), 3), "img must be finite"),
+    "image none": (bilateral(3, 13, None, 3), "rgbim must hold real numbers"),
     "width zero": (call("addPairwiseGaussian", 0, 3), "sxy must be positive"),
     "width negative": (call("addPairwiseGaussian", (3, -3), 3), "got -3"),
     "width nan": (call("addPairwiseGaussian", np.nan, 3), "got nan"),
     "width tiny": (call("addPairwiseGaussian", 1e-20, 3), "larger widths"),
-    "widths three": (call("addPairwiseGaussian", (3, 3, 3), 3), "one number or 2 of them"),
-    "widths one": (call("addPairwiseGaussian", (3,), 3), "one number or 2 of them"),
-    "color width": (call("addPairwiseBilateral", 3, (3, 0, 3), IMAGE, 3), "srgb must be positive"),
+    "widths three": (call("addPairwiseGaussian", (3, 3, 3), 3), "one number or 2 numbers"),
+    "widths one": (call("addPairwiseGaussian", (3,), 3), "one number or 2 numbers"),
+    "color width": (bilateral(3, (3, 0, 3), IMAGE, 3), "srgb must be positive"),
     "compat short": (call("addPairwiseGaussian", 3, np.ones(2)), r"got shape \(2,\)"),
     "compat wide": (call("addPairwiseGaussian", 3, np.ones((2, 3))), r"got shape \(2, 3\)"),
     "compat large": (call("addPairwiseGaussian", 3, np.ones((4, 4))), "a matrix 3 by 3"),
@@ -488,25 +488,17 @@ REFUSED = {
     "softmax scale": (lambda: utils.unary_from_softmax([[0.5], [0.5]], scale=2), "at most 1"),
     "softmax clip": (lambda: utils.unary_from_softmax([[0.5], [0.5]], clip=0), "clip must be"),
     "softmax number": (lambda: utils.unary_from_softmax(0.5), "labels as its first axis"),
-    "sdims short": (lambda: utils.create_pairwise_gaussian((3,), (4, 5)), "or 2 of them"),
+    "sdims short": (lambda: utils.create_pairwise_gaussian((3,), (4, 5)), "or 2 numbers"),
     "sdims zero": (lambda: utils.create_pairwise_gaussian((3, 0), (4, 5)), "must be positive"),
     "shape number": (lambda: utils.create_pairwise_gaussian((3,), 4), "a sequence of sizes"),
     "shape empty": (lambda: utils.create_pairwise_gaussian((), ()), "at least one size"),
     "shape negative": (lambda: utils.create_pairwise_gaussian((3,), (-4,)), "shape must be at"),
     "shape vast": (lambda: utils.create_pairwise_gaussian(3, (10**7, 10**7)), "GiB"),
-    "channels unnamed": (
-        lambda: utils.create_pairwise_bilateral((3, 3), 13, IMAGE), "name the channels' axis"
-    ),
-    "channels short": (
-        lambda: utils.create_pairwise_bilateral((3, 3), (13, 13), IMAGE, 2), "schan must be one"
-    ),
-    "channels absent": (
-        lambda: utils.create_pairwise_bilateral((3, 3), 13, IMAGE[..., :0], 2), "one channel"
-    ),
-    "channel axis": (
-        lambda: utils.create_pairwise_bilateral((3, 3), 13, IMAGE, 3), "chdim must be at least"
-    ),
-    "image number": (lambda: utils.create_pairwise_bilateral(3, 13, 7), "must be an image"),
+    "channels unnamed": (channels((3, 3), 13, IMAGE), "name the channels' axis"),
+    "channels short": (channels((3, 3), (13, 13), IMAGE, 2), "schan must be one"),
+    "channels absent": (channels((3, 3), 13, IMAGE[..., :0], 2), "one channel"),
+    "channel axis": (channels((3, 3), 13, IMAGE, 3), "chdim must be at least"),
+    "image number": (channels(3, 13, 7), "must be an image"),
     "matrix": (lambda: eigen.matrixXf([1, 2]), "arr must have shape"),
     "vector": (lambda: eigen.vectorXf([[1, 2]]), "use matrixXf"),
 }
@@ -537,3 +529,14 @@ def test_matrices_are_arrays():
     assert matrix.flags.f_contiguous
     assert np.array_equal(matrix, UNARY)
     assert vector.dtype == eigen.MatrixXf().dtype == eigen.VectorXf().dtype == np.float32
+
+
+def test_colors_between_0_and_1_are_warned_of(recwarn):
+    field = densecrf.DenseCRF2D(W, H, L)
+    with pytest.warns(UserWarning, match="rgbim lies within 0 and 1.* pass rgbim [*] 255") as found:
+        field.addPairwiseBilateral(3, 13, IMAGE / 255.0, 3)
+    assert found[0].filename == __file__
+    recwarn.clear()
+    field.addPairwiseBilateral(3, 13 / 255, IMAGE / 255.0, 3)
+    field.addPairwiseBilateral(3, 13, IMAGE, 3)
+    assert not recwarn.list

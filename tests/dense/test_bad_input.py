@@ -42,6 +42,10 @@ def iterate(kernel, unary, weight, n_iter):
     return q.reshape(unary.shape)
 
 
+def assert_close(result, expected, atol=1e-5):
+    np.testing.assert_allclose(result.marginals, expected, rtol=0, atol=atol)
+
+
 SIGMA = {
     "zero": (0.0, "positive"),
     "negative": (-1.0, "positive"),
@@ -84,13 +88,10 @@ def test_vanishing_width_leaves_each_pixel_alone(sigma, method, dtype):
     unary = UNARY.astype(dtype)
     crf = model(Spatial(sigma))
     options = {"filter": method, "max_iter": 4, "tol": 0}
-    concave = crf.infer(None, unary, **options)
-    np.testing.assert_allclose(
-        concave.marginals, iterate(np.eye(42), unary, 1.5, 4), rtol=0, atol=1e-5
-    )
+    assert_close(crf.infer(None, unary, **options), iterate(np.eye(42), unary, 1.5, 4))
     for algorithm in ("cccp", "parallel"):
         alone = crf.infer(None, unary, algorithm=algorithm, **options)
-        np.testing.assert_allclose(alone.marginals, reference.softmax(-unary), rtol=0, atol=1e-5)
+        assert_close(alone, reference.softmax(-unary))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -99,15 +100,13 @@ def test_vanishing_width_leaves_each_pixel_alone(sigma, method, dtype):
 def test_endless_width_joins_all_pixels(sigma, method, dtype):
     unary = UNARY.astype(dtype)
     result = model(Spatial(sigma)).infer(None, unary, filter=method, max_iter=4, tol=0)
-    mean = np.full((42, 42), 1 / 42)
-    np.testing.assert_allclose(result.marginals, iterate(mean, unary, 1.5, 4), rtol=0, atol=1e-5)
+    assert_close(result, iterate(np.full((42, 42), 1 / 42), unary, 1.5, 4))
 
 
 def test_endless_width_without_normalization_counts_all_pixels():
     kernel = Spatial(1e10, normalization="none")
     result = model(kernel, Potts(0.05)).infer(None, UNARY, filter="exact", max_iter=4, tol=0)
-    expected = iterate(np.ones((42, 42)), UNARY, 0.05, 4)
-    np.testing.assert_allclose(result.marginals, expected, rtol=0, atol=1e-5)
+    assert_close(result, iterate(np.ones((42, 42)), UNARY, 0.05, 4))
 
 
 @pytest.mark.parametrize("method", FILTERS)
@@ -115,8 +114,7 @@ def test_vanishing_color_width_joins_equal_colors_only(method):
     shade = np.where(LABELS > 0, 200, 30).astype(np.uint8)
     result = model(Bilateral(1e10, 1e-10)).infer(shade, UNARY, filter=method, max_iter=4, tol=0)
     same = (shade.reshape(-1, 1) == shade.reshape(1, -1)).astype(float)
-    expected = iterate(same / same.sum(1, keepdims=True), UNARY, 1.5, 4)
-    np.testing.assert_allclose(result.marginals, expected, rtol=0, atol=1e-5)
+    assert_close(result, iterate(same / same.sum(1, keepdims=True), UNARY, 1.5, 4))
 
 
 @pytest.mark.parametrize("method", FILTERS)
@@ -125,9 +123,7 @@ def test_one_pixel(algorithm, method):
     unary = np.array([[[0.2, 1.0]]])
     result = model(Spatial(3)).infer(None, unary, algorithm=algorithm, filter=method, max_iter=3)
     n_iter = 3 if algorithm == "concave" else 0  # only "concave" counts pairs of i with itself
-    np.testing.assert_allclose(
-        result.marginals, iterate(np.ones((1, 1)), unary, 1.5, n_iter), rtol=0, atol=2e-3
-    )
+    assert_close(result, iterate(np.ones((1, 1)), unary, 1.5, n_iter), atol=2e-3)
 
 
 @pytest.mark.parametrize("compatibility", [Potts(2), Diagonal([1]), Symmetric([[0.5]])])
@@ -186,71 +182,68 @@ def test_costs_made_from_extreme_numbers():
     assert "larger width" in refusal(model(kernel).infer, IMAGE, UNARY)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Potts(np.nan), "weight must be finite"),
-        (lambda: Potts("3"), "weight must be a number"),
-        (lambda: Potts([1, 2]), "weight must be a number"),
-        (lambda: Potts(10**400), "weight must be a number"),
-        (lambda: Pairwise(Spatial(1), Potts(1), np.inf), "weight must be finite"),
-        (lambda: Pairwise(Potts(1), Spatial(1)), "kernel must be"),
-        (lambda: Pairwise(Spatial(1), np.eye(2)), "compatibility must be"),
-        (lambda: Diagonal([1, np.nan]), "index (1,)"),
-        (lambda: Diagonal([]), "(L,)"),
-        (lambda: Diagonal(np.eye(2)), "(L,)"),
-        (lambda: Symmetric([[0, np.inf], [1, 0]]), "index (0, 1)"),
-        (lambda: Symmetric([[0, 1], [2, 0]]), "mu[0, 1] = 1 and mu[1, 0] = 2"),
-        (lambda: Symmetric([[0, 1e308], [-1e308, 0]]), "symmetric"),
-        (lambda: Symmetric(np.ones((2, 3))), "square"),
-        (lambda: Symmetric(np.ones((0, 0))), "square"),
-        (lambda: Symmetric.diagonally_dominant(np.eye(2), -1), "margin"),
-        (lambda: model(Spatial(1), Diagonal([1, 1]), 3), "3 numbers"),
-        (lambda: model(Spatial(1), Symmetric(np.eye(2)), 3), "(3, 3)"),
-        (lambda: DenseCRF(0), "at least 1"),
-        (lambda: DenseCRF(2.0), "whole number"),
-        (lambda: DenseCRF(10**400), "at most"),
-        (lambda: DenseCRF(2, None), "list of Pairwise"),
-        (lambda: DenseCRF(2, Pairwise(Spatial(1), Potts(1))), "list of Pairwise"),
-        (lambda: DenseCRF(2, [Spatial(1)]), "terms[0]"),
-        (lambda: Spatial(1, shape="box"), "'gaussian', 'tent', 'sinc'"),
-        (lambda: Spatial(1, normalization="yes"), "'symmetric'"),
-        (lambda: Bilateral(1, 1, color_space="hsv"), "'rgb', 'lab'"),
-        (lambda: Bilateral(1, 1, color_scale="x"), "color_scale"),
-        (lambda: Bilateral(1), "sigma_xy and sigma_color"),
-        (lambda: Bilateral(1, 1, covariance=np.eye(5)), "either"),
-        (lambda: FeatureKernel("", 1), "non-empty"),
-        (lambda: FeatureKernel("f", 0), "dim"),
-        (lambda: FeatureKernel("f", 2, sigma=[1, 2, 3]), "(2)"),
-        (lambda: FeatureKernel("f", 2, sigma=1, covariance=np.eye(2)), "both"),
-        (lambda: unary_from_labels(LABELS, 0), "n_labels"),
-        (lambda: unary_from_labels(LABELS, 10**30), "n_labels"),
-        (lambda: unary_from_probabilities(PROBABILITIES, clip=0), "clip"),
-        (lambda: unary_from_probabilities(PROBABILITIES, scale=-1), "scale"),
-        (lambda: refine(IMAGE, LABELS, bilateral=3), "pair"),
-        (lambda: refine(IMAGE, LABELS, spatial=0), "positive"),
-        (lambda: refine(IMAGE, LABELS, layout="rows"), "layout"),
-        (lambda: refine(None, LABELS), "image"),
-        (lambda: model(Bilateral(2, 2, color_space="lab")).infer(IMAGE[..., 0], UNARY), "3 chan"),
-    ],
-)
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda: Potts(np.nan), "weight must be finite"),
+    (lambda: Potts("3"), "weight must be a number"),
+    (lambda: Potts([1, 2]), "weight must be a number"),
+    (lambda: Potts(10**400), "weight must be a number"),
+    (lambda: Pairwise(Spatial(1), Potts(1), np.inf), "weight must be finite"),
+    (lambda: Pairwise(Potts(1), Spatial(1)), "kernel must be"),
+    (lambda: Pairwise(Spatial(1), np.eye(2)), "compatibility must be"),
+    (lambda: Diagonal([1, np.nan]), "index (1,)"),
+    (lambda: Diagonal([]), "(L,)"),
+    (lambda: Diagonal(np.eye(2)), "(L,)"),
+    (lambda: Symmetric([[0, np.inf], [1, 0]]), "index (0, 1)"),
+    (lambda: Symmetric([[0, 1], [2, 0]]), "mu[0, 1] = 1 and mu[1, 0] = 2"),
+    (lambda: Symmetric([[0, 1e308], [-1e308, 0]]), "symmetric"),
+    (lambda: Symmetric(np.ones((2, 3))), "square"),
+    (lambda: Symmetric(np.ones((0, 0))), "square"),
+    (lambda: Symmetric(np.zeros(4)), "square"),
+    (lambda: Symmetric([]), "square"),
+    (lambda: Symmetric([[np.nan]]), "index (0, 0)"),
+    (lambda: Symmetric.diagonally_dominant(np.eye(2), -1), "margin"),
+    (lambda: model(Spatial(1), Diagonal([1, 1]), 3), "3 numbers"),
+    (lambda: model(Spatial(1), Symmetric(np.eye(2)), 3), "(3, 3)"),
+    (lambda: DenseCRF(0), "at least 1"),
+    (lambda: DenseCRF(2.0), "whole number"),
+    (lambda: DenseCRF(10**400), "at most"),
+    (lambda: DenseCRF(2, None), "list of Pairwise"),
+    (lambda: DenseCRF(2, Pairwise(Spatial(1), Potts(1))), "list of Pairwise"),
+    (lambda: DenseCRF(2, [Spatial(1)]), "terms[0]"),
+    (lambda: Spatial(1, shape="box"), "'gaussian', 'tent', 'sinc'"),
+    (lambda: Spatial(1, normalization="yes"), "'symmetric'"),
+    (lambda: Bilateral(1, 1, color_space="hsv"), "'rgb', 'lab'"),
+    (lambda: Bilateral(1, 1, color_scale="x"), "color_scale"),
+    (lambda: Bilateral(1), "sigma_xy and sigma_color"),
+    (lambda: Bilateral(1, 1, covariance=np.eye(5)), "either"),
+    (lambda: FeatureKernel("", 1), "non-empty"),
+    (lambda: FeatureKernel("f", 0), "dim"),
+    (lambda: FeatureKernel("f", 2, sigma=[1, 2, 3]), "(2)"),
+    (lambda: FeatureKernel("f", 2, sigma=1, covariance=np.eye(2)), "both"),
+    (lambda: unary_from_labels(LABELS, 0), "n_labels"),
+    (lambda: unary_from_labels(LABELS, 10**30), "n_labels"),
+    (lambda: unary_from_probabilities(PROBABILITIES, clip=0), "clip"),
+    (lambda: unary_from_probabilities(PROBABILITIES, scale=-1), "scale"),
+    (lambda: refine(IMAGE, LABELS, bilateral=3), "pair"),
+    (lambda: refine(IMAGE, LABELS, spatial=0), "positive"),
+    (lambda: refine(IMAGE, LABELS, layout="rows"), "layout"),
+    (lambda: refine(None, LABELS), "image"),
+    (lambda: model(Bilateral(2, 2, color_space="lab")).infer(IMAGE[..., 0], UNARY), "3 chan"),
+])
 def test_models_that_make_no_sense(make, words):
     assert words in refusal(make)
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("algorithm", ["bp", 3, np.array(["concave", "cccp"])]),
-        ("filter", ["fft", None, ["exact"]]),
-        ("layout", ["rows", None]),
-        ("filter_tol", [-0.1, 1.0, np.nan, "x", None]),
-        ("max_iter", [-1, 2.0, "3", np.nan]),
-        ("tol", [-1e-9, np.nan, np.inf, "x", None, [1, 2]]),
-        ("threads", [0, -1, 2.0, 10**6, "all", np.array([1, 2])]),
-        ("callback", [3, "print", [print]]),
-    ],
-)
+@pytest.mark.parametrize(("name", "values"), [
+    ("algorithm", ["bp", 3, np.array(["concave", "cccp"])]),
+    ("filter", ["fft", None, ["exact"]]),
+    ("layout", ["rows", None]),
+    ("filter_tol", [-0.1, 1.0, np.nan, "x", None]),
+    ("max_iter", [-1, 2.0, "3", np.nan]),
+    ("tol", [-1e-9, np.nan, np.inf, "x", None, [1, 2]]),
+    ("threads", [0, -1, 2.0, 10**6, "all", np.array([1, 2])]),
+    ("callback", [3, "print", [print]]),
+])
 def test_options_out_of_range(name, values):
     for value in values:
         assert name in refusal(infer, **{name: value})
@@ -261,7 +254,7 @@ def test_options_out_of_range(name, values):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_no_iterations_give_the_softmax_of_the_unary(algorithm):
     result = infer(algorithm=algorithm, max_iter=0)
-    np.testing.assert_allclose(result.marginals, reference.softmax(-UNARY), rtol=0, atol=1e-6)
+    assert_close(result, reference.softmax(-UNARY), atol=1e-6)
     assert (result.n_iter, len(result.free_energies), result.converged) == (0, 1, False)
     assert result.status is InferenceStatus.MAX_ITER
 

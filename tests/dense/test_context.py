@@ -1,7 +1,5 @@
 """A recalibration that sees more than the costs: presence of labels, position and color."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crfield import Bilateral, DenseCRF, Inference, InputError, Pairwise, Potts, Spatial
+from crfield import Bilateral, DenseCRF, Inference, Pairwise, Potts, Spatial
 from crfield.dense.context import CONTEXTS, context_features, context_names
 from crfield.dense.observation import observe
 from crfield.learning import learn
 from crfield.learning.losses import IntersectionOverUnion, LogLikelihood
 from crfield.learning.objective import DatasetObjective
 from crfield.learning.parameters import Parameters
+from reference import central_differences
+from refusal import refusal
 
 GRID, L = (5, 6), 3
 RNG = np.random.default_rng(0)
@@ -80,12 +80,7 @@ def test_gradient_by_the_recalibration_agrees_with_central_differences(algorithm
         l2={"unary": 0.01},
     )
     found = objective(parameters.start).gradient
-    expected = np.zeros_like(found)
-    for k in range(len(found)):
-        step = np.zeros_like(found)
-        step[k] = 1e-6
-        above, below = (objective(parameters.start + sign * step).value for sign in (1, -1))
-        expected[k] = (above - below) / 2e-6
+    expected = central_differences(lambda x: objective(x).value, parameters.start)
     assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max() + 2e-9
 
 
@@ -140,5 +135,4 @@ def test_points_without_a_grid_have_positions():
     (lambda: random_model().infer(None, scene().unary), "image must be given"),
 ])
 def test_misuse_is_refused(make, words):
-    with pytest.raises(InputError, match=words):
-        make()
+    assert words in refusal(make)

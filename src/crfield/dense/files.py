@@ -18,13 +18,18 @@ if TYPE_CHECKING:
     from crfield.dense.model import DenseCRF
 
 FORMAT = "crfield.DenseCRF"
-VERSION = 3  # 2 added "context", 3 "algorithm" and "max_iter"
+VERSION = 4  # 2 added "context", 3 "algorithm" and "max_iter", 4 "size"
 
 Tensors = dict[str, NDArray[np.float64]]
 
 
 def save_model(path: str | os.PathLike[str], model: DenseCRF) -> None:
     """Write a model; the file appears whole or not at all."""
+    write_document(path, *describe(model))
+
+
+def describe(model: DenseCRF) -> tuple[dict[str, Any], Tensors]:
+    """The description of a model, and the arrays that it names."""
     tensors: Tensors = {}
     entries = [
         {
@@ -39,12 +44,13 @@ def save_model(path: str | os.PathLike[str], model: DenseCRF) -> None:
     description = {
         "format": FORMAT, "version": VERSION, "n_labels": model.n_labels, "terms": entries,
         "algorithm": model.algorithm, "max_iter": model.max_iter,
+        "size": model.size,
     }
     if model.recalibration is not None:
         tensors["recalibration"] = model.recalibration
         description["recalibration"] = {"tensor": "recalibration"}
         description["context"] = list(model.context)
-    write_document(path, description, tensors)
+    return description, tensors
 
 
 def load_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -66,6 +72,7 @@ def load_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
             "context": description.get("context", []),
             "algorithm": description.get("algorithm"),
             "max_iter": description.get("max_iter"),
+            "size": description.get("size"),
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise incomplete(path, error) from None

@@ -12,6 +12,7 @@ a function of f - g alone (KK13 section 3):
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -25,9 +26,13 @@ from crfield._core.validate import (
     as_floats,
     as_positive,
     as_scalar,
+    short_repr,
     shown,
 )
-from crfield.dense.observation import GridFeatures, Observation
+from crfield._core.warning import warn
+from crfield.dense.filters.base import LARGEST_FEATURE, GridFeatures
+from crfield.dense.namespace import Array
+from crfield.dense.observation import Observation
 
 SHAPES = ("gaussian", "tent", "sinc")
 NORMALIZATIONS = ("none", "before", "after", "symmetric")
@@ -35,11 +40,8 @@ NORMALIZATIONS = ("none", "before", "after", "symmetric")
 # Widths as a user may write them: a number, one per dimension, or a covariance matrix.
 Widths = float | NDArray[np.float64]
 
-# Beyond this the coordinates of the lattice would leave the whole numbers of a double.
-LARGEST_FEATURE = 2.0**46
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Kernel:
     """What all kernels share: shape and normalization.
 
@@ -90,8 +92,11 @@ class Kernel:
         """The kernel in a few words, for messages."""
         return type(self).__name__
 
+    def __repr__(self) -> str:
+        return short_repr(self, *(name for name in self.array_fields if name != "covariance"))
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Spatial(Kernel):
     """A kernel on positions: smoothness, exp(-|p_i - p_j|^2 / (2 sigma^2)).
 
@@ -125,7 +130,7 @@ class Spatial(Kernel):
         return replace(self, sigma=_stretch(self.sigma, factor, grid_dim))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Bilateral(Kernel):
     """A kernel on positions and colors: smoothness that stops at edges.
 
@@ -225,7 +230,7 @@ class Bilateral(Kernel):
         return replace(self, sigma_xy=_stretch(self.sigma_xy, factor, grid_dim))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FeatureKernel(Kernel):
     """A kernel on features that the caller gives at inference, `features={name: (N, D)}`.
 
@@ -297,6 +302,9 @@ class FeatureKernel(Kernel):
 
     def describe(self) -> str:
         return f"FeatureKernel {self.name!r}"
+
+    def __repr__(self) -> str:
+        return short_repr(self, "name", "dim")
 
 
 KERNELS: dict[str, type[Kernel]] = {k.kind: k for k in (Spatial, Bilateral, FeatureKernel)}
@@ -402,3 +410,29 @@ def _check_largest(largest: float, widths: Widths, name: str) -> None:
             f"got {np.min(np.diag(widths) if np.ndim(widths) == 2 else widths):.3g}; "
             "use a larger width."
         )
+
+
+def warn_of_normalized(values: Array, kernels: Iterable[Kernel]) -> bool:
+    """Say so if floats on both sides of zero vary by too little for color widths to tell them
+    apart; return whether they do.
+
+    values : of an image, (*grid, C), or (B, C, *grid), some of them negative.
+    kernels : of which those count that look at colors on the automatic scale.
+    """
+    widths = [
+        float(np.min(kernel.sigma_color)) for kernel in kernels
+        if isinstance(kernel, Bilateral) and kernel.sigma_color is not None
+        and kernel.color_scale is None
+    ]
+    if not widths:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        spread = float(values.std())
+    found = 4.0 * spread < min(widths)
+    if found:
+        warn(
+            f"image looks normalized to zero mean: it has negative values, and colors that differ "
+            f"by {spread:.2g} or so are all alike to a kernel of color width {min(widths):g}; pass "
+            "the image as it was before, 0 to 1 or 0 to 255, or give the kernels a color_scale."
+        )
+    return found

@@ -37,6 +37,7 @@ from crfield._core.validate import (
     as_count,
     as_not_negative,
     as_scalar,
+    short_repr,
 )
 from crfield.dense.filters import FILTERS
 from crfield.dense.namespace import Array
@@ -51,7 +52,7 @@ _ROUNDING = {"float32": 1e-6, "float64": 1e-12}
 _FIRST_SHIFT = 2.0**-8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inference:
     """How marginals are found, for whatever does inference as a part of something larger.
 
@@ -89,6 +90,9 @@ class Inference:
         object.__setattr__(self, "tol", tol)
         if self.threads is not None:
             object.__setattr__(self, "threads", thread_count(self.threads))
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 @dataclass(frozen=True)

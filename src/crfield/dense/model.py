@@ -25,9 +25,12 @@ from crfield._core.validate import (
     as_count,
     as_floats,
     as_positive,
+    as_positive_number,
     as_scalar,
     as_whole_numbers,
+    check_memory,
     refuse_where,
+    short_repr,
     shown,
     working_dtype,
 )
@@ -52,7 +55,7 @@ from crfield.dense.results import InferenceResult, InferenceStatus
 DEFAULT_ALGORITHM, DEFAULT_MAX_ITER = "concave", 10
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pairwise:
     """One pairwise term: weight mu(x_i, x_j) k(f_i, f_j), mu the compatibility, k the kernel."""
 
@@ -72,7 +75,7 @@ class Pairwise:
                 f"{shown(self.compatibility)}; for example Pairwise(Spatial(3), Potts(3))."
             )
         weight = as_scalar(self.weight, "weight")
-        largest = float(np.abs(self.compatibility.native_values(1)).max())
+        largest = float(np.abs(self.compatibility.numbers).max())
         if not abs(weight) * largest <= LARGEST_COMPATIBILITY:
             raise InputError(
                 f"weight times compatibility must not exceed {LARGEST_COMPATIBILITY:g} in "
@@ -80,8 +83,11 @@ class Pairwise:
             )
         object.__setattr__(self, "weight", weight)
 
+    def __repr__(self) -> str:
+        return short_repr(self, "kernel", "compatibility")
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class DenseCRF:
     """A fully connected CRF over images, volumes or points; holds parameters only.
 
@@ -96,6 +102,8 @@ class DenseCRF:
         `with_context` makes a model that can learn it.
     algorithm, max_iter : what `infer` does unless told otherwise, "concave" and 10 if None.
         They are part of a learned model, whose parameters suit them.
+    size : the longest side of the images that the widths suit, by which `refine(scale="auto")`
+        knows how to rescale them; None if it is not known.
 
     Examples
     --------
@@ -110,6 +118,7 @@ class DenseCRF:
     context: Sequence[str] = ()
     algorithm: str | None = None
     max_iter: int | None = None
+    size: float | None = None
 
     def __post_init__(self) -> None:
         count = as_count(self.n_labels, "n_labels", maximum=MAX_LABELS)
@@ -118,6 +127,8 @@ class DenseCRF:
             as_choice(self.algorithm, "algorithm", ALGORITHMS)
         if self.max_iter is not None:
             object.__setattr__(self, "max_iter", as_count(self.max_iter, "max_iter", 0))
+        if self.size is not None:
+            object.__setattr__(self, "size", as_positive_number(self.size, "size"))
         try:
             terms = tuple(self.terms)
         except TypeError:
@@ -210,7 +221,7 @@ class DenseCRF:
             window,
         )
         check_inference_memory(working_dtype(values), self.n_labels, len(self.terms), observation)
-        given, most = as_costs(values, layout, n_threads)
+        given, most = as_costs(values, layout, observation, n_threads)
         warn_of_probabilities(given, most)
         costs = self.recalibrate(self.unary_features(given, observation))
         start = None if init is None else as_start(init, costs, layout, observation)
@@ -283,7 +294,7 @@ class DenseCRF:
         check_inference_memory(
             working_dtype(values), self.n_labels, len(self.terms), observation
         )
-        given, _ = as_costs(values, layout, n_threads)
+        given, _ = as_costs(values, layout, observation, n_threads)
         costs = self.recalibrate(self.unary_features(given, observation))
         chosen = observation.select(x.reshape(-1)).astype(np.intp)
         flat = observation.select(costs.reshape(-1, self.n_labels))
@@ -344,7 +355,7 @@ class DenseCRF:
             )
         n, contexts = self.n_labels, as_contexts(context)
         added = len(context_names(contexts, [""] * n, grid_dim, n_channels))
-        matrix = np.eye(n, n + 1) if self.recalibration is None else self.recalibration
+        matrix = no_recalibration(n) if self.recalibration is None else self.recalibration
         widened = np.insert(matrix, [n] * added, 0.0, axis=1)
         return replace(self, recalibration=widened, context=contexts)
 
@@ -358,7 +369,7 @@ class DenseCRF:
         terms = [
             replace(term, kernel=term.kernel.rescaled(positive, grid_dim)) for term in self.terms
         ]
-        return replace(self, terms=terms)
+        return replace(self, terms=terms, size=None if self.size is None else positive * self.size)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file at `path`; it appears whole or not at all."""
@@ -369,6 +380,9 @@ class DenseCRF:
         """Read a model that `save` wrote to `path`; nothing in the file is executed."""
         fields = load_fields(path)
         return cls(**{**fields, "terms": [Pairwise(**term) for term in fields["terms"]]})
+
+    def __repr__(self) -> str:
+        return short_repr(self, "n_labels", "terms")
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -386,6 +400,14 @@ class DenseCRF:
         whole /= whole.sum(1, keepdims=True)
         whole[observation.selected] = marginals
         return np.asarray(whole.reshape(costs.shape))
+
+
+def no_recalibration(n_labels: int) -> FloatArray:
+    """The recalibration (L, L + 1) that leaves costs as they are."""
+    check_memory(
+        24.0 * n_labels**2, f"a recalibration of {n_labels} labels", "use fewer labels"
+    )
+    return np.eye(n_labels, n_labels + 1)
 
 
 def _check_options(callback: Any, kept: Any) -> None:

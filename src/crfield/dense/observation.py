@@ -36,43 +36,6 @@ _RGB_TO_XYZ = [
 
 
 @dataclass(frozen=True)
-class GridFeatures:
-    """Scaled features of all points of a grid, kept as what they are made from.
-
-    axes : the scaled coordinate along each axis of the grid; the last axis varies fastest.
-    colors : (N, C) image values, uint8, float32 or float64, or None.
-    factors : (C,) what they are multiplied by.
-    dtype : float32 or float64, of the features.
-    """
-
-    axes: tuple[NDArray[np.float64], ...]
-    colors: NDArray[Any] | None
-    factors: NDArray[np.float64]
-    dtype: np.dtype[Any]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, D)."""
-        return math.prod(map(len, self.axes)), len(self.axes) + len(self.factors)
-
-    def dense(self) -> FloatArray:
-        """The features as an (N, D) array."""
-        n, dim = self.shape
-        d = len(self.axes)
-        grid = tuple(map(len, self.axes))
-        features = np.empty((n, dim), self.dtype)
-        points = features.reshape(*grid, dim)
-        for axis, along in enumerate(self.axes):
-            points[..., axis] = along.reshape([-1 if a == axis else 1 for a in range(d)])
-        if self.colors is not None:
-            np.multiply(
-                self.colors, self.factors, out=features[:, d:], dtype=np.float64,
-                casting="same_kind",
-            )
-        return features
-
-
-@dataclass(frozen=True)
 class Window:
     """Where a grid lies in a larger one that it is a part of, so that both have the same features.
 
@@ -198,6 +161,7 @@ def observe(
 ) -> Observation:
     """Check what a user passed and bundle it; `grid` is the shape of the unary without labels."""
     n = math.prod(grid)
+    selected = None if mask is None else _check_mask(mask, grid)
     if features is not None and not isinstance(features, Mapping):
         raise InputError(
             f"features must map names to arrays, got {shown(features)}; "
@@ -205,7 +169,8 @@ def observe(
         )
     named = {}
     for name, values in (features or {}).items():
-        array = as_floats(values, f"features[{name!r}]")
+        known = finite_inside(as_array(values, f"features[{name!r}]"), n, selected)
+        array = as_floats(known, f"features[{name!r}]")
         if array.ndim == len(grid) + 1 and array.shape[:-1] == grid:
             array = array.reshape(n, -1)
         if array.ndim != 2 or array.shape[0] != n:
@@ -223,11 +188,11 @@ def observe(
         spacing = image_spacing(image, len(grid))
     return Observation(
         grid=grid,
-        image=None if image is None else _check_image(image, grid),
+        image=None if image is None else _check_image(image, grid, selected),
         features=named,
         spacing=None if spacing is None else _check_spacing(spacing, len(grid)),
-        positions=None if positions is None else _check_positions(positions, n),
-        selected=None if mask is None else _check_mask(mask, grid),
+        positions=None if positions is None else _check_positions(positions, n, selected),
+        selected=selected,
         window=None if window is None else _check_window(window, grid),
     )
 
@@ -254,18 +219,44 @@ def rgb_to_lab(rgb: Array) -> Array:
     return library.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], -1)
 
 
-def _check_image(image: Any, grid: tuple[int, ...]) -> NDArray[Any]:
+def finite_inside(
+    array: NDArray[Any], n: int, selected: NDArray[np.intp] | None, most: float = math.inf
+) -> NDArray[Any]:
+    """`array`, whose first axes are a grid of `n` points, with zeros at points outside a mask whose
+    values are not finite, or beyond `most`: they do not matter, and other checks do not look there.
+    """
+    if selected is None or array.dtype.kind != "f" or array.size == 0 or array.size % n:
+        return array
+    rows = array.reshape(n, -1)
+    bad = ~(np.abs(rows) <= min(most, float(np.finfo(array.dtype).max))).all(1)
+    bad[selected] = False
+    if not bad.any():
+        return array
+    rows = rows.copy()
+    rows[bad] = 0
+    return rows.reshape(array.shape)
+
+
+def _check_image(
+    image: Any, grid: tuple[int, ...], selected: NDArray[np.intp] | None
+) -> NDArray[Any]:
     array = as_image(image)
+    if array.shape == (*grid, 0):
+        raise InputError(
+            f"image must have at least one channel, got shape {array.shape}; pass its values, or "
+            "None if no kernel looks at it."
+        )
     if array.shape != grid and array.shape[:-1] != grid:
         hint = "give image and unary of one size"
         if looks_swapped(array.shape, grid):
-            hint = "width and height look swapped: transpose one of them"
+            hint = swapped_hint(array.ndim)
         elif array.shape[1:] == grid:
             hint = "the channels come first: move them last with np.moveaxis(image, 0, -1)"
         raise InputError(
             f"image must have shape {grid} or ({', '.join(map(str, grid))}, C) to match the unary, "
             f"got {array.shape}; {hint}."
         )
+    array = finite_inside(array, math.prod(grid), selected)
     check_finite(array, "image")
     return array.astype(np.float32) if array.dtype == np.float16 else array
 
@@ -295,6 +286,13 @@ def looks_swapped(shape: tuple[int, ...], grid: tuple[int, ...]) -> bool:
     ) and shape[:d] != grid
 
 
+def swapped_hint(n_axes: int) -> str:
+    """What to do where an image of so many axes and what lies beside it are swapped."""
+    # Beside a photo that its camera has turned, a transposed map would be a mirror image.
+    turned = "pass the opened picture if the photo is turned (EXIF), or " if n_axes < 4 else ""
+    return f"width and height look swapped: {turned}transpose one of them"
+
+
 def _check_spacing(spacing: Any, d: int) -> NDArray[np.float64]:
     values = as_positive(spacing, "spacing")
     if values.shape not in ((), (d,)):
@@ -305,8 +303,11 @@ def _check_spacing(spacing: Any, d: int) -> NDArray[np.float64]:
     return np.broadcast_to(values, (d,)).copy()
 
 
-def _check_positions(positions: Any, n: int) -> NDArray[np.float64]:
-    values: NDArray[Any] = as_floats(positions, "positions", np.dtype(np.float64))
+def _check_positions(
+    positions: Any, n: int, selected: NDArray[np.intp] | None
+) -> NDArray[np.float64]:
+    known = finite_inside(as_array(positions, "positions"), n, selected)
+    values: NDArray[Any] = as_floats(known, "positions", np.dtype(np.float64))
     if values.ndim != 2 or values.shape[0] != n:
         raise InputError(
             f"positions must have shape ({n}, d), got {values.shape}; give one row per variable."

@@ -21,15 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core import _native
-from crfield._core.resources import Arena, without_locks
+from crfield._core.resources import Arena, thread_count, without_locks
 from crfield._core.validate import FloatArray, InputError, check_memory
-from crfield.dense.compatibility import Compatibility, Matrix, center
+from crfield.dense.compatibility import (
+    center,
+    is_concave,
+    largest_eigenvalue,
+    matrix_of,
+)
 from crfield.dense.filters import KeptFilters, KernelOperator, TableFilter
+from crfield.dense.filters.base import GridFeatures
 from crfield.dense.filters.compiled import as_features, choose_filter
 from crfield.dense.kernels import Kernel
 from crfield.dense.meanfield import Inference, State
 from crfield.dense.namespace import Array, cast, library_of, logsumexp, softmax
-from crfield.dense.observation import GridFeatures, Observation
+from crfield.dense.observation import Observation
 
 if TYPE_CHECKING:
     from crfield.dense.model import Pairwise
@@ -40,11 +46,15 @@ _UPDATES = {"concave": 0, "cccp": 1, "parallel": 2}
 
 @dataclass(frozen=True)
 class Term:
-    """A pairwise term on one image: weight mu (x) K, K on scaled features (N, D)."""
+    """A pairwise term mu (x) K on one image, or on a batch of tensors.
+
+    numbers : mu, with the term's weight in it, in a form that `matrix_of` takes; tensors with fewer
+        than two dimensions must not be negative.
+    features : the scaled features that K was made from.
+    """
 
     operator: KernelOperator
-    compatibility: Compatibility
-    weight: float
+    numbers: Array
     features: FloatArray | GridFeatures | None = None
 
     def dense_features(self) -> FloatArray:
@@ -52,15 +62,21 @@ class Term:
         assert self.features is not None
         return self.features.dense() if isinstance(self.features, GridFeatures) else self.features
 
-    def matrix(self, n_labels: int) -> Matrix:
-        """weight mu, (L, L)."""
-        return self.weight * self.compatibility.matrix(n_labels)
+    def matrix(self, n_labels: int) -> Array:
+        """mu, (L, L)."""
+        return matrix_of(self.numbers, n_labels)
 
-    def attraction(self, n_labels: int) -> Matrix | None:
-        """a (L,) with weight mu = -diag(a) up to a constant and a >= 0, or None if there is none.
-        """
-        found = self.compatibility.attraction(n_labels) if self.weight >= 0 else None
-        return None if found is None else self.weight * found
+    def diagonal_form(self, n_labels: int) -> Array | None:
+        """a (L,) with mu = -diag(a) up to a constant, or None if there is no such a."""
+        if self.numbers.ndim == 2:
+            return None
+        return library_of(self.numbers).broadcast_to(self.numbers, (n_labels,))
+
+    def attraction(self, n_labels: int) -> Array | None:
+        """`diagonal_form`, unless a number of it is negative."""
+        a = self.diagonal_form(n_labels)
+        # Looking at a tensor would make a GPU wait.
+        return None if isinstance(a, np.ndarray) and (a < 0).any() else a
 
 
 def build_terms(
@@ -80,8 +96,8 @@ def build_terms(
                 np.ascontiguousarray(kernel.scaled_features(observation), dtype=dtype)
             )
         return scaled, choose_filter(
-            scaled, kernel.shape, kernel.normalization, inference.filter, inference.filter_tol,
-            inference.threads, observation.n_whole,
+            scaled, kernel, inference.filter, inference.filter_tol,
+            thread_count(inference.threads), observation.n_whole,
         )
 
     settings = (dtype.str, inference.filter, inference.filter_tol, inference.threads)
@@ -91,7 +107,7 @@ def build_terms(
             build(pair.kernel) if kept is None
             else kept.recall(observation, pair.kernel, settings, build)
         )
-        terms.append(Term(operator, pair.compatibility, pair.weight, scaled))
+        terms.append(Term(operator, pair.weight * pair.compatibility.numbers, scaled))
     return terms
 
 
@@ -110,14 +126,10 @@ def check_guarantee(terms: Sequence[Term], algorithm: str, n_labels: int, check:
                 "its kernel's normalization must be 'symmetric' or 'none', got one that makes the "
                 "kernel unsymmetric"
             )
-        elif algorithm != "sequential" and not _is_concave(term, n_labels):
-            worst = max(
-                term.weight * e
-                for e in np.linalg.eigvalsh(center(term.compatibility.matrix(n_labels)))
-            )
+        elif algorithm != "sequential" and not is_concave(term.numbers, n_labels):
             problem = (
                 "its compatibility must be negative semidefinite up to a constant (attractive), "
-                f"got largest eigenvalue {worst:.3g}"
+                f"got largest eigenvalue {largest_eigenvalue(term.matrix(n_labels)):.3g}"
             )
             if algorithm == "cccp" and not check:
                 raise InputError(
@@ -132,13 +144,6 @@ def check_guarantee(terms: Sequence[Term], algorithm: str, n_labels: int, check:
         if problem:
             return False
     return True
-
-
-def _is_concave(term: Term, n_labels: int) -> bool:
-    if term.weight >= 0:
-        return term.compatibility.is_concave(n_labels) or term.weight == 0
-    mu = center(term.compatibility.matrix(n_labels))
-    return bool(np.linalg.eigvalsh(mu)[0] >= -1e-9 * n_labels * max(float(np.abs(mu).max()), 1e-30))
 
 
 def make_problem(
@@ -182,11 +187,10 @@ class Problem:
     """The update operator by operator, on arrays or tensors; F is not computed.
 
     unary : (N, L) costs, each row's smallest near 0 for the sake of float32.
-    terms : a `Term` each, or what has the same methods on tensors.
     algorithm : "concave", "cccp" or "parallel".
     """
 
-    def __init__(self, unary: Array, terms: Sequence[Any], algorithm: str) -> None:
+    def __init__(self, unary: Array, terms: Sequence[Term], algorithm: str) -> None:
         self.unary = unary
         self.terms = terms
         self.algorithm = algorithm
@@ -308,7 +312,8 @@ class NativeProblem(Problem):
             np.empty_like if arena is None else arena.like
         )
         self._mu = [
-            (t.weight * t.compatibility.native_values(n_labels)).astype(unary.dtype) for t in terms
+            np.ravel(-t.numbers if t.numbers.ndim == 1 else t.numbers).astype(unary.dtype)
+            for t in terms
         ]
         # Two sets of buffers, the state before a step and after it: fresh pages cost more than the
         # arithmetic.
@@ -361,7 +366,7 @@ class NativeProblem(Problem):
         q = state.marginals
         kept = []
         for m, term in enumerate(self.terms):
-            code, mu, diagonal = term.compatibility.native_code, self._mu[m], self.diagonals[m]
+            code, mu, diagonal = term.numbers.ndim, self._mu[m], self.diagonals[m]
             filtered = self._like(q) if self._keep_states else self._filtered
             term.operator.apply(q, out=filtered)
             kept.append(filtered)
@@ -434,12 +439,12 @@ class FusedProblem:
         for term, diagonal in zip(terms, self.diagonals, strict=True):
             operator = term.operator
             assert isinstance(operator, TableFilter)
-            attraction = term.compatibility.attraction(n_labels)
-            mu = term.compatibility.matrix(n_labels) if attraction is None else -attraction
-            self._constants.append(term.weight * term.compatibility.constant)
+            a = term.diagonal_form(n_labels)
+            mu = term.matrix(n_labels) if a is None else -a
+            self._constants.append(0.0 if term.numbers.ndim else float(term.numbers))
             native_terms.append((
                 operator.native, operator.pre, operator.post, diagonal,
-                np.ravel(term.weight * mu).astype(unary.dtype),
+                np.ravel(mu).astype(unary.dtype),
             ))
         sizes = [kernel.n_vertices for kernel, *_ in native_terms]
         self._table_bytes = float(sum(sizes)) * (n_labels + 8) * unary.dtype.itemsize
@@ -458,8 +463,8 @@ class FusedProblem:
         """Whether there is a fused form of this."""
         return bool(terms) and all(
             isinstance(t.operator, TableFilter) and t.operator.is_symmetric
-            and (algorithm == "concave" or t.compatibility.attraction(n_labels) is not None)
-            and (algorithm != "cccp" or t.weight >= 0)
+            and (algorithm == "concave" or t.numbers.ndim < 2)
+            and (algorithm != "cccp" or t.attraction(n_labels) is not None)
             for t in terms
         )
 

@@ -22,7 +22,8 @@ class InferenceStatus(Enum):
 
     CONVERGED = "Converged: the last iteration moved no marginal by more than tol."
     MAX_ITER = (
-        "Stopped at max_iter before the marginals settled; raise max_iter or tol to converge."
+        "Ended after max_iter iterations, as is usual; raise max_iter where marginals should "
+        "settle to tol."
     )
     CALLBACK = "Stopped by the callback."
     ROUNDING = (

@@ -16,7 +16,7 @@ from crfield._core.validate import (
     first_index,
     shown,
 )
-from crfield.dense.kernels import LARGEST_FEATURE
+from crfield.dense.filters.base import check_features
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -40,6 +40,8 @@ def as_rows(values: Any, name: str, shape: tuple[int | None, int | None]) -> Flo
         remedy = "transpose it" if swapped else "put one pixel or variable in each column"
         if array.ndim == 3 and array.shape[0] == shape[0]:
             remedy = f"use its reshape(({shape[0]}, -1))"
+        elif array.ndim == 3 and array.shape[-1] == shape[0]:
+            remedy = f"its labels come last: use its transpose(2, 0, 1).reshape({shape[0]}, -1)"
         raise InputError(f"{name} must have shape ({wanted}), got {array.shape}; {remedy}.")
     check_memory(
         2.0 * FLOAT32.itemsize * array.size, f"{name} of shape {array.shape}",
@@ -53,9 +55,10 @@ def as_widths(values: Any, name: str, count: int) -> FloatArray:
     """
     array = np.atleast_1d(as_array(values, name))
     if array.ndim != 1 or (np.ndim(values) and len(array) != count):
+        wanted = "one number" if count == 1 else f"one number or {count} numbers"
         raise InputError(
-            f"{name} must be one number or {count} of them, got {shown(values)}; "
-            "give one for each feature."
+            f"{name} must be {wanted}, got {shown(values)}; "
+            "give one number, or one for each feature."
         )
     with np.errstate(over="ignore", under="ignore"):
         widths = array.astype(np.float32)
@@ -73,15 +76,5 @@ def divide(values: FloatArray, widths: FloatArray) -> FloatArray:
     with np.errstate(over="ignore", under="ignore"):
         for row, width in zip(values, widths, strict=True):
             row /= width
-    check_size(values)
+    check_features(values)
     return values
-
-
-def check_size(features: FloatArray) -> None:
-    """Refuse features that the lattice cannot hold."""
-    largest = float(max(features.max(initial=0.0), -features.min(initial=0.0)))
-    if not largest <= LARGEST_FEATURE:
-        raise InputError(
-            f"features must not exceed {LARGEST_FEATURE:.1e} in magnitude, got {largest:.3g}; "
-            "divide them by larger widths."
-        )

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crfield._core.validate import (
     LARGEST_COMPATIBILITY,
@@ -17,10 +18,12 @@ from crfield._core.validate import (
     check_magnitude,
     shown,
 )
+from crfield._core.warning import warn
 from crfield.compat.pydensecrf import _meanfield, eigen
-from crfield.compat.pydensecrf._inputs import as_rows, as_whole, as_widths, check_size
+from crfield.compat.pydensecrf._inputs import as_rows, as_whole, as_widths
 from crfield.compat.pydensecrf.utils import create_pairwise_bilateral, create_pairwise_gaussian
 from crfield.dense.compatibility import Compatibility, Diagonal, Symmetric
+from crfield.dense.filters.base import check_features
 from crfield.dense.filters.compiled import MAX_DIM
 from crfield.dense.problem import Term
 from crfield.unary.costs import unary_from_features
@@ -108,6 +111,7 @@ class DenseCRF:
                 f"u must be a ConstUnary or a LogisticUnary, got {shown(u)}; "
                 "use setUnaryEnergy for an array."
             )
+        self._check_labels(u.costs.T)
         if u.costs.shape != (self._nvar, self._nlabels):
             raise InputError(
                 f"u must have shape {(self._nlabels, self._nvar)}, got {u.costs.T.shape}; "
@@ -120,7 +124,16 @@ class DenseCRF:
         if f is not None:
             self.setUnary(LogisticUnary(u, f))
             return
+        self._check_labels(as_array(u, "u"))
         self._unary = _as_costs(u, (self._nlabels, self._nvar))
+
+    def _check_labels(self, costs: NDArray[Any]) -> None:
+        """Refuse costs (L, N) of all variables for another number of labels."""
+        if costs.ndim == 2 and costs.shape[1] == self._nvar and len(costs) != self._nlabels:
+            raise InputError(
+                f"the field has {self._nlabels} labels, got costs for {len(costs)}; make it with "
+                f"nlabels={len(costs)}, or give one row of costs per label."
+            )
 
     def addPairwiseEnergy(
         self, features: Any, compat: Any, kernel: int = DIAG_KERNEL,
@@ -143,9 +156,9 @@ class DenseCRF:
                 f"features must have 1 to {MAX_DIM} rows, got {points.shape[1]}; "
                 "leave some out or project them."
             )
-        check_size(points)
+        check_features(points)
         operator = _meanfield.make_filter(points, _NORMALIZATION_NAMES[rule])
-        self._terms.append(Term(operator, compatibility, 1.0))
+        self._terms.append(Term(operator, compatibility.numbers))
 
     def inference(self, niter: int) -> FloatArray:
         """Marginals (L, N) after `niter` steps from softmax(-u)."""
@@ -225,6 +238,12 @@ class DenseCRF2D(DenseCRF):
                 remedy = "use create_pairwise_bilateral for other channels"
             raise InputError(f"rgbim must have shape {wanted}, got {image.shape}; {remedy}.")
         features = create_pairwise_bilateral(widths[::-1], color_widths, image, chdim=2)
+        is_unit = image.dtype.kind == "f" and image.size and 0 <= image.min() <= image.max() <= 1
+        if is_unit and min(color_widths) > 1:
+            warn(
+                "rgbim lies within 0 and 1, where all colors are alike to widths of "
+                f"{shown(srgb)}; pass rgbim * 255, or divide srgb by 255."
+            )
         # The order of the features decides in which order the lattice is blurred.
         self.addPairwiseEnergy(features[[1, 0, 2, 3, 4]], compat, kernel, normalization)
 

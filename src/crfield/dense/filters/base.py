@@ -1,8 +1,10 @@
-"""The operator protocol, and what operators share: normalization, its derivative, dense form."""
+"""The operator protocol, and what operators share: features, normalization, its derivative."""
 
 from __future__ import annotations
 
 import functools
+import math
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +13,56 @@ from numpy.typing import NDArray
 from crfield._core.resources import without_locks
 from crfield._core.validate import FloatArray, InputError, check_memory
 from crfield.dense.namespace import Array, library_of, row_dots
+
+# Beyond this the coordinates of the lattice would leave the whole numbers of a double.
+LARGEST_FEATURE = 2.0**46
+
+
+@dataclass(frozen=True)
+class GridFeatures:
+    """Scaled features of all points of a grid, kept as what they are made from.
+
+    axes : the scaled coordinate along each axis of the grid; the last axis varies fastest.
+    colors : (N, C) image values, uint8, float32 or float64, or None.
+    factors : (C,) what they are multiplied by.
+    dtype : float32 or float64, of the features.
+    """
+
+    axes: tuple[NDArray[np.float64], ...]
+    colors: NDArray[Any] | None
+    factors: NDArray[np.float64]
+    dtype: np.dtype[Any]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, D)."""
+        return math.prod(map(len, self.axes)), len(self.axes) + len(self.factors)
+
+    def dense(self) -> FloatArray:
+        """The features as an (N, D) array."""
+        n, dim = self.shape
+        d = len(self.axes)
+        grid = tuple(map(len, self.axes))
+        features = np.empty((n, dim), self.dtype)
+        points = features.reshape(*grid, dim)
+        for axis, along in enumerate(self.axes):
+            points[..., axis] = along.reshape([-1 if a == axis else 1 for a in range(d)])
+        if self.colors is not None:
+            np.multiply(
+                self.colors, self.factors, out=features[:, d:], dtype=np.float64,
+                casting="same_kind",
+            )
+        return features
+
+
+def check_features(features: FloatArray) -> None:
+    """Refuse scaled features (N, D) that are too large for the lattice, or NaN."""
+    largest = float(max(features.max(initial=0.0), -features.min(initial=0.0)))
+    if not largest <= LARGEST_FEATURE:
+        raise InputError(
+            f"features must not exceed {LARGEST_FEATURE:.1e} in magnitude, got {largest:.3g}; "
+            "divide them by larger widths."
+        )
 
 
 class FeatureGradient(Protocol):

@@ -8,16 +8,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from crfield._core import _native
 from crfield._core.resources import thread_count
 from crfield._core.validate import FloatArray, InputError, as_choice, as_floats, as_scalar, shown
-from crfield.dense.filters.base import KernelOperator, NativeFilter, TableFilter
-from crfield.dense.kernels import LARGEST_FEATURE, Kernel
-from crfield.dense.observation import GridFeatures
+from crfield.dense.filters.base import (
+    GridFeatures,
+    KernelOperator,
+    NativeFilter,
+    TableFilter,
+    check_features,
+)
 
 FILTERS = ("auto", "lattice", "exact")
 
@@ -50,7 +54,7 @@ class ExactFilter(NativeFilter):
         self._features = features
         n = features.shape[0]
         build = _native.ExactSum64 if features.dtype == np.float64 else _native.ExactSum32
-        n_threads = thread_count(threads)
+        n_threads = thread_count() if threads is None else threads
         native = build(features, _SHAPE_CODES[shape], filter_tol, n_threads)
         self.active_fraction = native.active_fraction
         super().__init__(native, n, features.dtype, normalization, n_threads)
@@ -119,9 +123,8 @@ class GridFilter(TableFilter):
         native = build([axis.tolist() for axis in axes])
         # The filter's mass is one node's volume, the Gaussian's (2 pi)^(D/2).
         scale = (2.0 * math.pi) ** (dim / 2.0) / SPACING**dim
-        super().__init__(
-            native, n, dim, features.dtype, normalization, thread_count(threads), scale=scale
-        )
+        n_threads = thread_count() if threads is None else threads
+        super().__init__(native, n, dim, features.dtype, normalization, n_threads, scale=scale)
 
     @staticmethod
     def suits(features: FloatArray | GridFeatures) -> bool:
@@ -154,7 +157,7 @@ class LatticeFilter(TableFilter):
                 f"the lattice takes 1 to {MAX_DIM} feature dimensions, got {dim}; "
                 'use filter="exact".'
             )
-        n_threads = thread_count(threads)
+        n_threads = thread_count() if threads is None else threads
         build = _native.Lattice64 if features.dtype == np.float64 else _native.Lattice32
         if isinstance(features, GridFeatures):
             assert not one_order
@@ -176,17 +179,24 @@ def as_features(features: Any) -> FloatArray:
         raise InputError(
             f"features must have shape (N, D), got {values.shape}; give one row per variable."
         )
-    largest = float(np.abs(values).max(initial=0.0))
-    if not largest <= LARGEST_FEATURE:
-        raise InputError(
-            f"features must not exceed {LARGEST_FEATURE:.1e} in magnitude, got {largest:.3g}; "
-            "divide them by larger widths."
-        )
+    check_features(values)
     return values
 
 
+class KernelForm(Protocol):
+    """What a filter needs to know of a kernel besides the scaled features."""
+
+    @property
+    def shape(self) -> str:
+        """"gaussian", "tent" or "sinc"."""
+
+    @property
+    def normalization(self) -> str:
+        """"symmetric", "before", "after" or "none"."""
+
+
 def make_filter(
-    features: FloatArray | GridFeatures, kernel: Kernel, filter: str = "auto", *,
+    features: FloatArray | GridFeatures, kernel: KernelForm, filter: str = "auto", *,
     filter_tol: float = 0.0, threads: int | None = None, n_whole: int | None = None,
 ) -> KernelOperator:
     """The operator of `kernel` on scaled features (N, D), float32 or float64.
@@ -198,7 +208,7 @@ def make_filter(
     threads : native threads, None for all cores.
     n_whole : number of variables that "auto" goes by, if these are a part of more.
     """
-    if not isinstance(kernel, Kernel):
+    if not hasattr(kernel, "normalization"):
         raise InputError(
             f"kernel must be Spatial, Bilateral or FeatureKernel, got {shown(kernel)}; "
             "for example Spatial(3)."
@@ -211,16 +221,15 @@ def make_filter(
         )
     if not isinstance(features, GridFeatures):
         features = as_features(features)
-    return choose_filter(
-        features, kernel.shape, kernel.normalization, filter, filter_tol, threads, n_whole
-    )
+    return choose_filter(features, kernel, filter, filter_tol, thread_count(threads), n_whole)
 
 
 def choose_filter(
-    features: FloatArray | GridFeatures, shape: str, normalization: str, filter: str,
-    filter_tol: float, threads: int | None, n_whole: int | None = None,
+    features: FloatArray | GridFeatures, kernel: KernelForm, filter: str, filter_tol: float,
+    threads: int, n_whole: int | None = None,
 ) -> KernelOperator:
-    """`make_filter` of checked arguments; shape and normalization are those of the kernel."""
+    """`make_filter` of checked arguments."""
+    shape, normalization = kernel.shape, kernel.normalization
     gaussian = shape == "gaussian"
     if filter == "auto":
         count = features.shape[0] if n_whole is None else n_whole

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from crfield.dense.kernels import Kernel
-from crfield.dense.observation import Observation
+if TYPE_CHECKING:  # kernels are made of what this room has
+    from crfield.dense.kernels import Kernel
+    from crfield.dense.observation import Observation
 
 _Made = TypeVar("_Made")
 _MOST = 8  # kernels of one image

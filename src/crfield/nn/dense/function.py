@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crfield.dense.compatibility import matrix_of
 from crfield.nn.dense.run import (
     NativeRun,
     RunSettings,
     TensorRun,
     by_compatibility,
-    matrix_of,
 )
 
 Run = NativeRun | TensorRun
@@ -69,7 +69,7 @@ def _start(
 def _result(run: Run, settings: RunSettings, *, keep: bool) -> Tensor:
     marginals = run.marginals
     if settings.log_marginals:
-        return marginals.clamp_min(torch.finfo(marginals.dtype).tiny).log()
+        return marginals.clamp_min(torch.finfo(marginals.dtype).tiny).log_()
     # The caller may write to it; a run that is kept must not notice.
     return marginals.clone() if keep else marginals
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from crfield._core.resources import thread_count
 from crfield._core.validate import InputError, as_choice, as_positive, shown
 from crfield.dense.compatibility import Potts
 from crfield.dense.kernels import Bilateral, Spatial
@@ -255,7 +256,7 @@ class DenseCRF(nn.Module):
                 for p in self._parts()
             ),
             algorithm=algorithm, filter=inference.filter, filter_tol=inference.filter_tol,
-            max_iter=max_iter, threads=inference.threads, gradient=self.gradient,
+            max_iter=max_iter, threads=thread_count(inference.threads), gradient=self.gradient,
             recompute=self.recompute, log_marginals=self.output == "logits",
             deterministic=deterministic,
         )

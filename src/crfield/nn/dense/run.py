@@ -5,6 +5,7 @@ Both use the loop of `crfield.dense.meanfield` and the way back of `crfield.dens
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,15 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crfield._core.resources import thread_count
+from crfield._core.resources import without_locks
 from crfield._core.validate import FloatArray, InputError
-from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetric
 from crfield.dense.filters import KernelOperator
+from crfield.dense.filters.base import LARGEST_FEATURE, GridFeatures
 from crfield.dense.filters.compiled import as_features, choose_filter
 from crfield.dense.gradient import Gradients, backpropagate, backpropagate_fixed_point
-from crfield.dense.kernels import LARGEST_FEATURE
 from crfield.dense.meanfield import State, run_parallel
-from crfield.dense.observation import GridFeatures
 from crfield.dense.problem import FusedProblem, Problem, Sweeps, Term, center_costs, make_problem
 
 GRADIENTS = ("unrolled", "implicit")
@@ -55,7 +54,7 @@ class RunSettings:
     filter: str
     filter_tol: float
     max_iter: int
-    threads: int | None
+    threads: int
     gradient: str
     recompute: bool
     log_marginals: bool
@@ -69,7 +68,7 @@ class RunSettings:
         flags = [self.recompute, self.log_marginals, self.deterministic]
         words = [
             terms, self.algorithm, self.filter, str(self.filter_tol), str(self.max_iter),
-            str(self.threads or 0), self.gradient, *[str(int(flag)) for flag in flags],
+            str(self.threads), self.gradient, *[str(int(flag)) for flag in flags],
         ]
         return " ".join(words)
 
@@ -86,19 +85,9 @@ class RunSettings:
                 for on_grid, shape, normalization in parts
             ),
             algorithm=algorithm, filter=filter, filter_tol=float(filter_tol),
-            max_iter=int(max_iter), threads=int(threads) or None, gradient=gradient,
+            max_iter=int(max_iter), threads=int(threads), gradient=gradient,
             recompute=recompute, log_marginals=log_marginals, deterministic=deterministic,
         )
-
-
-def matrix_of(compatibility: Tensor, n_labels: int) -> Tensor:
-    """mu (L, L) of a Potts weight (), of attractions (L,) or of itself."""
-    if compatibility.ndim == 2:
-        return compatibility
-    eye = torch.eye(n_labels, dtype=compatibility.dtype, device=compatibility.device)
-    if compatibility.ndim == 0:
-        return compatibility * (1.0 - eye)
-    return -compatibility * eye
 
 
 def by_compatibility(by_mu: Tensor, compatibility: Tensor) -> Tensor:
@@ -109,25 +98,7 @@ def by_compatibility(by_mu: Tensor, compatibility: Tensor) -> Tensor:
     return by_mu.sum() - own.sum() if compatibility.ndim == 0 else -own
 
 
-class TensorTerm:
-    """A pairwise term on a batch of tensors, as `crfield.dense.problem.Term` is on an image.
-
-    compatibility : with the weight in it, in a form that `matrix_of` takes.
-    """
-
-    def __init__(self, operator: KernelOperator, compatibility: Tensor) -> None:
-        self.operator = operator
-        self.compatibility = compatibility
-
-    def attraction(self, n_labels: int) -> Tensor | None:
-        """a with mu = -diag(a) up to a constant, or None."""
-        return None if self.compatibility.ndim == 2 else self.compatibility
-
-    def matrix(self, n_labels: int) -> Tensor:
-        """mu, (L, L)."""
-        return matrix_of(self.compatibility, n_labels)
-
-
+@without_locks
 class TensorRun:
     """One batch through all updates, and back.
 
@@ -148,9 +119,8 @@ class TensorRun:
         self._shape = unary.shape
         self._unary = unary.reshape(-1, unary.shape[-1])
         self._settings = settings
+        self._operators = operators
         self._compatibilities = compatibilities
-        terms = [TensorTerm(*pair) for pair in zip(operators, compatibilities, strict=True)]
-        self._problem = Problem(self._unary, terms, settings.algorithm)
         kept = keep and settings.gradient == "unrolled" and not settings.recompute
         trace = self._iterate(keep=kept)
         self._last = trace[-1]
@@ -161,6 +131,11 @@ class TensorRun:
         """(B, N, L)."""
         marginals: Tensor = self._last.marginals.reshape(self._shape)
         return marginals
+
+    @functools.cached_property
+    def _problem(self) -> Problem:
+        terms = [Term(*pair) for pair in zip(self._operators, self._compatibilities, strict=True)]
+        return Problem(self._unary, terms, self._settings.algorithm)
 
     def _iterate(self, *, keep: bool) -> list[State]:
         """All states, or only the last."""
@@ -215,8 +190,7 @@ def build_native_operator(
     else:
         scaled = as_features(features[image].contiguous().numpy())
     operator = choose_filter(
-        scaled, term.shape, term.normalization, settings.filter, settings.filter_tol,
-        settings.threads,
+        scaled, term, settings.filter, settings.filter_tol, settings.threads
     )
     return operator, scaled
 
@@ -229,7 +203,6 @@ class NativeRun:
         settings: RunSettings, *, keep: bool,
     ) -> None:
         self._settings = settings
-        self._threads = thread_count(settings.threads)
         self._compatibilities = compatibilities
         self._inputs = (unary, features)
         self.marginals = torch.empty_like(unary, memory_format=torch.contiguous_format)
@@ -252,15 +225,15 @@ class NativeRun:
         """The problem of an image and all its states, or only the last."""
         unary, features = self._inputs
         settings = self._settings
-        costs, _ = center_costs(unary[image].contiguous().numpy(), self._threads)
+        costs, _ = center_costs(unary[image].contiguous().numpy(), settings.threads)
         terms = []
         for values, compatibility, term in zip(
             features, self._compatibilities, settings.terms, strict=True
         ):
             operator, scaled = build_native_operator(values, term, settings, image)
-            terms.append(Term(operator, as_compatibility(compatibility), 1.0, scaled))
+            terms.append(Term(operator, compatibility.double().numpy(), scaled))
         problem = make_problem(
-            costs, terms, settings.algorithm, self._threads, keep_states=keep, watched=False
+            costs, terms, settings.algorithm, settings.threads, keep_states=keep, watched=False
         )
         assert not isinstance(problem, Sweeps)
         trace: list[State] = []
@@ -297,11 +270,3 @@ class NativeRun:
             ],
             [torch.from_numpy(np.concatenate(rows)) if rows else None for rows in by_features],
         )
-
-
-def as_compatibility(values: Tensor) -> Compatibility:
-    """The compatibility that `matrix_of` reads from a tensor."""
-    array = values.double().numpy()
-    if array.ndim == 0:
-        return Potts(float(array))
-    return Diagonal(array) if array.ndim == 1 else Symmetric(array)

@@ -1,7 +1,7 @@
 """Which simplex of the permutohedral lattice each point lies in, and how vertices neighbor.
 
 The plain-torch form of `native/lattice_build.cpp`, with the same formulas and the same decisions
-on ties, so that points lie in the same simplices; `_lattice_build_kernels` has it for GPUs.
+on ties, so that points lie in the same simplices; `build_triton.py` has it for GPUs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from crfield._core.validate import InputError
-from crfield.dense.kernels import LARGEST_FEATURE
+from crfield.dense.filters.base import LARGEST_FEATURE
 
 KEY_BITS = 63  # of a word, which stays positive
 # float32 has room for the position within a simplex only while coordinates are small.
