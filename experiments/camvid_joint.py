@@ -46,6 +46,7 @@ from crfield.metrics import (
 )
 from experiments import unary_classifier
 from experiments.common import (
+    MEAN_IOU,
     REPOSITORY,
     STANDARD,
     Setting,
@@ -375,7 +376,7 @@ def main() -> None:
             difference_row("balanced unary", plain["joint"], balanced["unary"], seed),
             difference_row("joint on the balanced unary", plain["joint"], balanced["joint"], seed),
         ]),
-    ], provenance() | {
+    ], provenance() | MEAN_IOU | {
         "scikit-learn": sklearn.__version__,
         "whole run": f"{(time.perf_counter() - begin) / 60:.1f} min, {jobs} jobs, seed {seed}"
     })

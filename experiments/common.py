@@ -34,6 +34,8 @@ HAS_PYDENSECRF = pydensecrf is not None
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "experiments" / "results"
 VOC_LABELS = 21
+# For the facts of a report with mean IoUs.
+MEAN_IOU = {"mean IoU": "over the labels that occur in the truth of the images scored"}
 
 
 @dataclass(frozen=True)

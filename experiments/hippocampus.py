@@ -46,6 +46,7 @@ from crfield.metrics import (
     pixel_accuracy,
 )
 from experiments.common import (
+    MEAN_IOU,
     REPOSITORY,
     STANDARD,
     Labels,
@@ -315,7 +316,7 @@ def main() -> None:
             f"- {name}\n{describe(models[name])}"
             for name in ("searched", "learned", "learned jointly")
         ),
-    ], provenance())
+    ], provenance() | MEAN_IOU)
 
 
 if __name__ == "__main__":

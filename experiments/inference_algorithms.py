@@ -17,6 +17,7 @@ from tqdm import tqdm
 from crfield import InferenceResult, refine, unary_from_labels
 from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
 from experiments.common import (
+    MEAN_IOU,
     PAPER,
     VOC_LABELS,
     Labels,
@@ -138,7 +139,7 @@ def main() -> None:
     arguments = parse_data_folder(parser, "voc_sbd100")
     if arguments.repeats < 1:
         parser.error(f"--repeats must be at least 1, got {arguments.repeats}.")
-    facts = provenance()
+    facts = provenance() | MEAN_IOU
     folder = arguments.data / "voc_sbd100"
     names = names_in(folder / "list.txt")
     comparison = Comparison()

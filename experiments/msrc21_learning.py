@@ -32,6 +32,7 @@ from crfield.learning.objective import Example
 from crfield.metrics import mean_iou
 from experiments.common import (
     HAS_PYDENSECRF,
+    MEAN_IOU,
     REPOSITORY,
     STANDARD,
     Setting,
@@ -367,7 +368,7 @@ def main() -> None:
         ]),
         f"Learned jointly in context: {describe(joint.model)}.",
     ]
-    facts = {"seed": str(arguments.seed), "jobs": str(arguments.jobs), **provenance()}
+    facts = {"seed": str(arguments.seed), "jobs": str(arguments.jobs), **provenance(), **MEAN_IOU}
     facts["this run"] = f"{(time.monotonic() - begin) / 60:.0f} minutes"
     report("Learning on MSRC-21 (KK13 section 5.2)", paragraphs, facts)
 

@@ -1,18 +1,25 @@
-"""How well a label map agrees with the truth: confusion counts and the scores made of them."""
+"""How well labels and marginals agree with the truth: counts that add up over images, and the
+scores made of them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from crfield._core.distances import squared_distances
+from crfield._core.resources import thread_count
 from crfield._core.validate import (
     MAX_LABELS,
     InputError,
     as_array,
+    as_choice,
     as_count,
+    as_floats,
     as_positive_number,
     check_memory,
     refuse_where,
@@ -22,16 +29,19 @@ Counts = NDArray[np.int64]
 Labels = NDArray[np.integer[Any]]
 Mask = NDArray[np.bool_]
 
+_BOUNDARY_SHARE = 0.02  # of the diagonal, how wide boundaries are
 _RESAMPLES_AT_ONCE, _MOST_RESAMPLES = 64, 1_000_000
 
 
 def as_label_map(
-    labels: ArrayLike, name: str, n_labels: int, skip: Mask | None = None
+    labels: ArrayLike, name: str, n_labels: int, skip: Mask | None = None,
+    remedy: str = "raise n_labels or map the labels into that range",
 ) -> Labels:
     """`labels` as integers of the same shape that lie in 0 .. n_labels - 1.
 
     name : what error messages call them.
     skip : where not to look, an array of the same shape.
+    remedy : what to do about labels that do not lie there.
     """
     array = as_array(labels, name)
     if array.dtype.kind == "b":
@@ -44,10 +54,7 @@ def as_label_map(
     bad = (array < 0) | (array >= n_labels)
     if skip is not None:
         bad &= ~skip
-    refuse_where(
-        bad, array, f"{name} must hold labels from 0 to {n_labels - 1}",
-        "raise n_labels or map the labels into that range",
-    )
+    refuse_where(bad, array, f"{name} must hold labels from 0 to {n_labels - 1}", remedy)
     return array
 
 
@@ -87,24 +94,117 @@ def trimap_confusion(
     """
     width = as_positive_number(width, "width")
     true, found, counted, n_labels = _checked_pair(truth, predicted, n_labels, void)
-    border = _on_border(true, counted)
-    near = counted & (_squared_distances(border, width) < width * width)
-    return _count_pairs(true, found, near, n_labels)
+    return _count_pairs(true, found, _near_border(true, counted, width), n_labels)
 
 
-def iou_per_label(confusion: ArrayLike) -> NDArray[np.float64]:
-    """Intersection over union of each label, NaN for a label in neither truth nor prediction.
+def boundary_counts(
+    truth: ArrayLike,
+    predicted: ArrayLike,
+    n_labels: int,
+    width: float | None = None,
+    void: int | None = 255,
+) -> Counts:
+    """For each label the pixels of its boundary in both maps, in the truth and in the prediction,
+    (3, L), for `boundary_iou`.
 
-    IoU_l = C_ll / (sum_k C_lk + sum_k C_kl - C_ll) for a confusion matrix C of shape (L, L).
+    The boundary of a label is what of it lies less than `width` away from a border, as in
+    `trimap_confusion`, of the map in question. The image's edge is no border.
+
+    Parameters
+    ----------
+    truth, predicted, n_labels, void : as for `confusion_matrix`.
+    width : of the boundary in pixels; by default 2 % of the image's diagonal, as Cheng et al. (CVPR
+        2021) have it, or that of the pixels on borders if that is less.
+    """
+    true, found, counted, n_labels = _checked_pair(truth, predicted, n_labels, void)
+    reach = max(_BOUNDARY_SHARE * math.hypot(*true.shape), 1.0) if width is None else (
+        as_positive_number(width, "width")
+    )
+    of_truth, of_found = (_near_border(labels, counted, reach) for labels in (true, found))
+    both = of_truth & of_found & (true == found)
+    return np.stack([
+        np.bincount(labels[chosen].astype(np.int64), minlength=n_labels)
+        for labels, chosen in ((true, both), (true, of_truth), (found, of_found))
+    ])
+
+
+def boundary_iou(counts: ArrayLike) -> float:
+    """Intersection over union of boundaries, averaged over the labels that have one in the truth.
+
+    counts : (3, L) of `boundary_counts`; sum those of all images first.
+    """
+    both, true, found = _as_counts(counts, 3, "boundary_counts")
+    return _mean_of_defined(_ratio(both, np.where(true > 0, true + found - both, 0)))
+
+
+def calibration_counts(
+    truth: ArrayLike, marginals: ArrayLike, n_bins: int = 15, void: int | None = 255
+) -> NDArray[np.float64]:
+    """Pixels, those with the right label, and the sum of their confidences, (3, n_bins), for
+    `calibration_error`.
+
+    The confidence of a pixel is its largest marginal. Bins divide confidences from 0 to 1 evenly.
+
+    Parameters
+    ----------
+    truth : true labels (*grid).
+    marginals : (*grid, L).
+    n_bins : how many bins there are.
+    void : pixels with this true label are left out; None leaves out none.
+    """
+    q = as_floats(marginals, "marginals")
+    n_bins = as_count(n_bins, "n_bins")
+    if q.ndim < 2 or q.shape[-1] == 0:
+        raise InputError(f"marginals must have shape (*grid, L), got {q.shape}; labels come last.")
+    true, found, counted, _ = _checked_pair(truth, q.argmax(-1), q.shape[-1], void)
+    confidence = q.max(-1)[counted].astype(np.float64)
+    hits = (true == found)[counted]
+    bins = np.clip((confidence * n_bins).astype(np.intp), 0, n_bins - 1)
+    return np.stack([
+        np.bincount(bins, weights, n_bins) for weights in (np.ones(len(bins)), hits, confidence)
+    ])
+
+
+def calibration_error(counts: ArrayLike) -> float:
+    """Expected calibration error, sum_b n_b |accuracy_b - confidence_b| / sum_b n_b over the bins:
+    0 if pixels that are sure by 70 % have the right label in 70 % of all cases; NaN of none.
+
+    counts : (3, n_bins) of `calibration_counts`; sum those of all images first.
+    """
+    pixels, hits, confidence = _as_counts(counts, 3, "calibration_counts")
+    return float(_ratio(np.abs(hits - confidence).sum(), pixels.sum()))
+
+
+def iou_per_label(confusion: ArrayLike, *, absent: str = "skip") -> NDArray[np.float64]:
+    """Intersection over union of each label (L,), NaN for labels that never occur in the truth.
+
+    IoU_l = C_ll / (sum_k C_lk + sum_k C_kl - C_ll) for the confusion matrix C of the whole set.
+    Pixels that were wrongly given a label which never occurs count against their true labels.
+
+    Parameters
+    ----------
+    confusion : C (L, L); sum those of all images first.
+    absent : labels that never occur in the truth are NaN ("skip"), or 0 if they were predicted
+        ("zero"), which is how torchmetrics and mmsegmentation count them.
     """
     counts = _as_confusion(confusion)
-    hits = np.diagonal(counts)
-    return _ratio(hits, counts.sum(axis=1) + counts.sum(axis=0) - hits)
+    as_choice(absent, "absent", ("skip", "zero"))
+    hits, true, found = np.diagonal(counts), counts.sum(axis=1), counts.sum(axis=0)
+    union = true + found - hits
+    return _ratio(hits, union if absent == "zero" else np.where(true > 0, union, 0))
 
 
-def mean_iou(confusion: ArrayLike) -> float:
-    """Mean of `iou_per_label` over the labels in a confusion C (L, L), NaN if there are none."""
-    return _mean_of_defined(iou_per_label(confusion))
+def mean_iou(confusion: ArrayLike, *, absent: str = "skip") -> float:
+    """Mean of `iou_per_label` over the labels that occur in the truth, NaN if there are none.
+
+    1 - `mean_iou` is the loss that learning minimizes by default, of labels instead of marginals.
+
+    Parameters
+    ----------
+    confusion : C (L, L); sum those of all images first.
+    absent : "zero" also averages over labels that were only predicted, as 0.
+    """
+    return _mean_of_defined(iou_per_label(confusion, absent=absent))
 
 
 def pixel_accuracy(confusion: ArrayLike) -> float:
@@ -203,6 +303,15 @@ def _count_pairs(truth: Labels, predicted: Labels, counted: Mask, n_labels: int)
     return np.bincount(pairs, minlength=n_labels**2).reshape(n_labels, n_labels).astype(np.int64)
 
 
+def _near_border(labels: Labels, known: Mask, width: float) -> Mask:
+    """Known pixels less than `width` away from one on a border between labels."""
+    border = _on_border(labels, known)
+    if not border.any():
+        return border
+    near = squared_distances(border[None], thread_count(None))[0] < width * width
+    return np.asarray(known & near)
+
+
 def _on_border(labels: Labels, known: Mask) -> Mask:
     """Pixels with a neighbor of another label along an axis, both of them known."""
     border = np.zeros(labels.shape, bool)
@@ -219,17 +328,15 @@ def _on_border(labels: Labels, known: Mask) -> Mask:
     return border
 
 
-def _squared_distances(places: Mask, reach: float) -> NDArray[np.float64]:
-    """Squared Euclidean distance to the nearest of `places`, exact where it is below reach²."""
-    squared = np.where(places, 0.0, np.inf)
-    # Squared distances along the axes add up, so the axes can be handled one after the other.
-    for axis in range(places.ndim):
-        before = np.moveaxis(squared.copy(), axis, 0)
-        along = np.moveaxis(squared, axis, 0)
-        for step in range(1, min(int(np.ceil(reach)), len(along))):
-            np.minimum(along[step:], before[:-step] + step**2, out=along[step:])
-            np.minimum(along[:-step], before[step:] + step**2, out=along[:-step])
-    return squared
+def _as_counts(counts: ArrayLike, n_rows: int, maker: str) -> NDArray[Any]:
+    """Counts (n_rows, n) that the function of the name `maker` makes."""
+    found = as_array(counts, "counts")
+    if found.ndim != 2 or len(found) != n_rows:
+        raise InputError(
+            f"counts must have shape ({n_rows}, n), got {found.shape}; build them with {maker}."
+        )
+    _check_counts(found, "counts", maker)
+    return found
 
 
 def _as_confusions(confusions: ArrayLike, name: str) -> NDArray[np.float64]:
@@ -260,11 +367,13 @@ def _as_confusion(confusion: ArrayLike) -> NDArray[Any]:
     return counts
 
 
-def _check_counts(counts: NDArray[Any], name: str) -> None:
+def _check_counts(
+    counts: NDArray[Any], name: str, maker: str = "confusion_matrix"
+) -> None:
     if counts.dtype.kind not in "iuf" or not (np.isfinite(counts) & (counts >= 0)).all():
         raise InputError(
             f"{name} must hold counts of at least zero, got dtype {counts.dtype} or a negative "
-            "or non-finite entry; build it with confusion_matrix."
+            f"or non-finite entry; build it with {maker}."
         )
 
 
