@@ -18,9 +18,9 @@ from crfield import Inference, refine, refine_blocks
 from crfield.blocks.seams import outside_share
 from crfield.datasets import load_sample, noisy_probabilities, sample_names
 from crfield.refinement import potts_model
-from crfield.unary.costs import BILATERAL_WEIGHT, SPATIAL_WEIGHT
 from experiments.common import markdown_table, provenance, report
 
+SPATIAL_WEIGHT, BILATERAL_WEIGHT = 3.0, 6.0
 OVERLAPS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0)
 MAX_ITER = 10
 HEADER = (
@@ -42,10 +42,6 @@ class Case:
     spatial: float
     bilateral: tuple[float, float]
     block: int
-
-    def widths(self) -> dict[str, Any]:
-        """The model of whole images and blocks alike."""
-        return {"spatial": self.spatial, "bilateral": self.bilateral}
 
 
 def main() -> None:
@@ -92,19 +88,16 @@ def cases() -> list[Case]:
 
 def rows(case: Case) -> list[list[str]]:
     """One row per overlap; all iterations are done."""
-    whole = refine(
-        case.image, case.probabilities, max_iter=MAX_ITER, tol=0.0, **case.widths()
-    )
     model = potts_model(
-        case.probabilities.shape[-1], case.spatial, SPATIAL_WEIGHT, case.bilateral,
-        BILATERAL_WEIGHT,
+        case.probabilities.shape[-1], case.spatial, SPATIAL_WEIGHT, case.bilateral, BILATERAL_WEIGHT
     )
+    whole = refine(case.image, case.probabilities, model=model, max_iter=MAX_ITER, tol=0.0)
     table = []
     for sigmas in tqdm(OVERLAPS, desc=case.name):
         overlap = round(sigmas * case.bilateral[0])
         found = refine_blocks(
             case.image, case.probabilities, block=case.block, overlap=overlap, marginals=True,
-            bound=True, inference=Inference(max_iter=MAX_ITER, tol=0.0), **case.widths(),
+            bound=True, inference=Inference(max_iter=MAX_ITER, tol=0.0), model=model,
         )
         error = 0.5 * np.abs(found.marginals - whole.marginals).sum(-1)
         seams = found.seams

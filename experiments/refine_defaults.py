@@ -1,52 +1,48 @@
-"""Constants for `crfield.refine`, learned on one half of real data and reported on the other.
+"""Constants for `crfield.refine`: the best of a grid on some images, reported on others.
 
-Hard labels: a network's predictions on voc_sbd100, the best of a grid on the first 50 images,
-reported on the last 50; `refine` gives each image the labels that its map shows, so that no one
-model could be learned by gradient on all of them. Probabilities: msrc21's unaries, learned on
-learn.txt, reported on eval.txt. Two Potts weights and three widths are learned by gradient, with
-the IoU loss, at half size, and rounded to two digits before they are reported.
+Hard labels: a network's predictions on voc_sbd100, searched on the first 50 images, reported on the
+last 50. Probabilities: msrc21's unaries, searched on learn.txt, reported on eval.txt. Widths are in
+pixels of these images. What was computed is kept in cache/ and not computed again.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import crfield
-from crfield import Bilateral, DenseCRF, Inference, Potts, Spatial
-from crfield.datasets import FolderDataset, Shrunk
-from crfield.learning import learn
+from crfield import Inference
+from crfield.datasets import FolderDataset
 from crfield.learning.objective import Example
-from crfield.metrics import confusion_matrix, mean_iou, pixel_accuracy
-from crfield.refinement import potts_model
+from crfield.metrics import mean_iou
 from experiments.common import (
+    MEAN_IOU,
     REPOSITORY,
+    VOC_LABELS,
     markdown_table,
     parse_data_folder,
     provenance,
     report,
 )
 from experiments.msrc21_learning import DESCRIPTION as MSRC
+from experiments.rows import HEADER, Row, Rows, difference
 
-N_LABELS, SHRINK = 21, 2
-INFERENCE = Inference(algorithm="concave", max_iter=10)  # as many as `refine` takes at most
+VOC = {"n_labels": VOC_LABELS, "unaries": {"folder": "psp_pred", "kind": "labels"}}
 CONFIDENCES = (0.7, 0.9)
+ALONE = "network alone"
 SHOWN = 8
+N_SCORES = 4  # columns of HEADER: a name, mean IoU, pixels, classes
 CACHE = REPOSITORY / "experiments" / "cache" / "refine_defaults"
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What `refine` needs beside its input."""
+    """What `refine` needs beside its input; `confidence` for hard labels only."""
 
     spatial: float
     spatial_weight: float
@@ -54,10 +50,17 @@ class Constants:
     bilateral_weight: float
     confidence: float | None = None
 
-    def arguments(self) -> dict[str, Any]:
+    def refine(self, example: Example) -> NDArray[np.integer[Any]]:
+        """Labels of `refine` for the hard labels of an example, or for its probabilities."""
+        given: Any = network_labels(example)
+        if self.confidence is None:
+            given = np.exp(-np.asarray(example.unary))
+            given /= given.sum(-1, keepdims=True)
+        return np.asarray(crfield.refine(example.image, given, threads=1, **self.options()).labels)
+
+    def options(self) -> dict[str, Any]:
         """As arguments of `refine`."""
-        given = {key: value for key, value in vars(self).items() if key != "confidence"}
-        return given if self.confidence is None else {**given, "confidence": self.confidence}
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
     def describe(self) -> str:
         """In a table cell."""
@@ -69,127 +72,63 @@ class Constants:
         return words if self.confidence is None else f"{words}, confidence {self.confidence:g}"
 
 
-CUSTOMARY = Constants(3.0, 3.0, (80.0, 13.0), 10.0)
-START = Constants(3.0, 3.0, (60.0, 8.0), 6.0)
+CUSTOMARY, CUSTOMARY_CONFIDENCE = Constants(3.0, 3.0, (80.0, 13.0), 10.0), 0.7
+# Those of `refine` for images of this size.
+OF_LABELS = Constants(3.0, 3.0, (30.0, 5.0), 6.0, 0.9)
+OF_PROBABILITIES = Constants(3.0, 3.0, (60.0, 8.0), 3.0)
 
 
-def rounded(model: DenseCRF, confidence: float | None) -> Constants:
-    """The constants of a learned model to two digits."""
-    numbers = []
-    for term in model.terms:
-        kernel, compatibility = term.kernel, term.compatibility
-        if isinstance(kernel, Spatial):
-            numbers.append(kernel.sigma)
-        elif isinstance(kernel, Bilateral):
-            numbers += [kernel.sigma_xy, kernel.sigma_color]
-        if isinstance(compatibility, Potts):
-            numbers.append(compatibility.weight)
-    width, weight, pixels, color, strength = (float(f"{number:.2g}") for number in numbers)
-    return Constants(width, weight, (pixels, color), strength, confidence)
+def network_labels(example: Example) -> NDArray[np.integer[Any]]:
+    """The labels before refinement."""
+    return np.asarray(np.argmin(example.unary, axis=-1))
 
 
-def learned(
-    examples: Sequence[Example], name: str, confidence: float | None, jobs: int
-) -> tuple[Constants, float]:
-    """Constants from some examples, and the mean IoU there."""
-    shrunk = Shrunk(examples, SHRINK)
-    start = potts_model(N_LABELS, *list(START.arguments().values())[:4])
-    CACHE.mkdir(parents=True, exist_ok=True)
-    found = learn(
-        start.rescaled(1 / SHRINK), [shrunk[i] for i in range(len(shrunk))],
-        learn=("compatibility", "kernel"), inference=INFERENCE, optimizer="lbfgs", max_iter=10,
-        n_jobs=jobs, checkpoint=CACHE / f"{name}.checkpoint",
-    )
-    best = found.report.mean_ious[found.report.best_iteration]
-    constants = rounded(found.model.rescaled(SHRINK), confidence)
-    print(f"{100 * best:.2f}  {constants.describe()}  {found.report.n_evaluations}", flush=True)
-    return constants, best
-
-
-def score(
-    examples: Sequence[Example], constants: Constants | None, jobs: int
-) -> NDArray[np.int64]:
-    """The confusion matrix of `refine`, or of its input for None, over all examples."""
-
-    def one(example: Example) -> NDArray[np.int64]:
-        costs = np.asarray(example.unary)
-        labels = costs.argmin(-1)
-        if constants is not None and constants.confidence is not None:
-            labels = crfield.refine(
-                example.image, labels.astype(np.int64), threads=1, **constants.arguments()
-            ).labels
-        elif constants is not None:
-            likely = np.exp(-costs)
-            likely /= likely.sum(-1, keepdims=True)
-            labels = crfield.refine(
-                example.image, likely, threads=1, **constants.arguments()
-            ).labels
-        return confusion_matrix(example.truth, labels, N_LABELS)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        return np.asarray(np.sum(list(pool.map(one, examples)), axis=0))
-
-
-def table(
-    examples: Sequence[Example], candidates: dict[str, Constants | None], jobs: int
-) -> str:
-    """Scores of some constants on images that they were not learned from."""
-    rows = []
-    for name, constants in candidates.items():
-        confusion = score(examples, constants, jobs)
-        words = name if constants is None else f"{name}: {constants.describe()}"
-        rows.append([
-            words, f"{100 * mean_iou(confusion):.2f}", f"{100 * pixel_accuracy(confusion):.2f}"
-        ])
-        print("  ".join(rows[-1]), flush=True)
-    return markdown_table(["", "mean IoU %", "pixel accuracy %"], rows)
-
-
-def hard_labels(folder: Path, jobs: int) -> list[str]:
-    """The paragraphs on a network's hard labels."""
-    dataset = FolderDataset(
-        folder, "list",
-        description={
-            "n_labels": N_LABELS, "unaries": {"folder": "psp_pred", "kind": "labels"}
-        },
-    )
-    half = [dataset[i] for i in range(len(dataset) // 2)]
-    others = [dataset[i] for i in range(len(dataset) // 2, len(dataset))]
-    customary = replace(CUSTOMARY, confidence=0.7)
-    tried = []
-    for pixels, color, weight, confidence in product(
-        (30.0, 60.0), (3.0, 5.0, 8.0), (3.0, 6.0, 10.0), CONFIDENCES
-    ):
-        constants = Constants(3.0, 3.0, (pixels, color), weight, confidence)
-        tried.append((mean_iou(score(half, constants, jobs)), constants))
-        print(f"{100 * tried[-1][0]:.2f}  {constants.describe()}", flush=True)
-    tried.sort(key=lambda entry: -entry[0])
-    best = tried[0][1]
+def grid(confidences: tuple[float | None, ...]) -> list[Constants]:
+    """The constants that are tried."""
     return [
-        "## Hard labels",
-        f"Chosen on {len(half)} images, the best of {len(tried)}; mean IoU % there:",
-        markdown_table(
-            ["constants", "mean IoU %"],
-            [[entry.describe(), f"{100 * value:.2f}"] for value, entry in tried[:SHOWN]],
-        ),
-        f"On {len(others)} other images:",
-        table(others, {"network alone": None, "customary": customary, "chosen": best}, jobs),
+        Constants(3.0, 3.0, (pixels, color), weight, confidence)
+        for pixels, color, weight, confidence in product(
+            (30.0, 60.0), (3.0, 5.0, 8.0), (3.0, 6.0, 10.0), confidences
+        )
     ]
 
 
-def probabilities(folder: Path, jobs: int) -> list[str]:
-    """The paragraphs on a network's probabilities."""
-    learning = FolderDataset(folder, "learn", description=MSRC)
-    best, value = learned([*learning], "probabilities", None, jobs)
-    others = FolderDataset(folder, "eval", description=MSRC)
-    candidates = {
-        "network alone": None, "customary": CUSTOMARY, "start": START, "learned": best
+def table(rows: list[Row]) -> str:
+    """The scores of some rows."""
+    return markdown_table(HEADER[:N_SCORES], [row.cells()[:N_SCORES] for row in rows])
+
+
+def search(
+    name: str, chosen_on: FolderDataset, reported_on: FolderDataset, own: Constants, jobs: int
+) -> list[str]:
+    """The paragraphs on one kind of input, for which `refine` has constants of its own."""
+    here, there = (
+        Rows(CACHE / name / part, examples, examples.n_labels, Inference(), jobs)
+        for part, examples in (("chosen_on", chosen_on), ("reported_on", reported_on))
+    )
+    hard = own.confidence is not None
+    customary = replace(CUSTOMARY, confidence=CUSTOMARY_CONFIDENCE if hard else None)
+    tried = {
+        entry: here.other(entry.describe(), entry.refine)
+        for entry in grid(CONFIDENCES if hard else (None,))
     }
+    order = sorted(tried, key=lambda entry: -mean_iou(tried[entry].confusions.sum(0)))
+    alone = there.other(ALONE, network_labels)
+    words = {customary: "customary", own: "`refine`"}
+    words[order[0]] = "best of the grid" if order[0] != own else "`refine`, best of the grid"
+    rows = [
+        replace(there.other(x.describe(), x.refine), name=f"{word}: {x.describe()}")
+        for x, word in words.items()
+    ]
+    n_occurring = np.count_nonzero(alone.confusions.sum(axis=(0, 2)))
     return [
-        "## Probabilities",
-        f"Learned on {len(learning)} images, mean IoU {100 * value:.2f} % there at half size. On "
-        f"{len(others)} other images at full size:",
-        table(others, candidates, jobs),
+        f"## {name}",
+        f"On {len(chosen_on)} images, the best of {len(tried)}:",
+        table([here.other(ALONE, network_labels), *(tried[entry] for entry in order[:SHOWN])]),
+        f"On {len(reported_on)} others, whose truth shows {n_occurring} of "
+        f"{reported_on.n_labels} labels:",
+        table([alone, *rows]),
+        "\n".join(f"- {difference(row, alone, seed=0)}" for row in rows),
     ]
 
 
@@ -197,12 +136,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="images at a time")
     arguments = parse_data_folder(parser, "voc_sbd100", "msrc21")
-    begin = time.monotonic()
-    paragraphs = hard_labels(arguments.data / "voc_sbd100", arguments.jobs)
-    paragraphs += probabilities(arguments.data / "msrc21", arguments.jobs)
-    facts = provenance()
-    facts["this run"] = f"{(time.monotonic() - begin) / 60:.0f} minutes"
-    report("Constants of `refine`", paragraphs, facts)
+    voc = FolderDataset(arguments.data / "voc_sbd100", "list", description=VOC)
+    learn, evaluate = (
+        FolderDataset(arguments.data / "msrc21", split, description=MSRC)
+        for split in ("learn", "eval")
+    )
+    paragraphs = [
+        *search("Hard labels", voc[:50], voc[50:], OF_LABELS, arguments.jobs),
+        *search("Probabilities", learn, evaluate, OF_PROBABILITIES, arguments.jobs),
+    ]
+    report("Constants of `refine`", paragraphs, provenance() | MEAN_IOU)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from crfield._core.validate import (
     check_magnitude,
     shown,
 )
+from crfield._core.warning import warn
 from crfield.dense.compatibility import Potts
 from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
@@ -34,14 +34,9 @@ from crfield.learning.losses import VOID
 from crfield.learning.objective import check_joblib, settle
 from crfield.learning.start import of_family
 from crfield.metrics import as_label_map, confusion_matrix, mean_iou
-from crfield.refinement import potts_model
-from crfield.unary.costs import (
-    BILATERAL,
-    BILATERAL_WEIGHT,
-    SPATIAL,
-    SPATIAL_WEIGHT,
-    unary_from_probabilities,
-)
+from crfield.refinement import model_for, structure_of
+from crfield.unary.costs import Segmentation, unary_from_probabilities
+from crfield.unary.defaults import Terms
 
 __all__ = ["DenseCRFClassifier", "NotFittedError", "TrainingImage"]
 
@@ -72,7 +67,8 @@ class DenseCRFClassifier(Estimator):
     ----------
     spatial, spatial_weight : width in pixels and weight of the smoothness term; None drops it.
     bilateral, bilateral_weight : (pixels, color) widths and weight of the term that follows the
-        image; None drops it.
+        image; None drops it. "auto", here and for the spatial term, is what `refine` takes for the
+        first image.
     compatibility : "potts", "diagonal" or "symmetric", what the weights become when learned: one
         number per term, one per label, or one per pair of labels. All three start as the same
         model.
@@ -100,10 +96,10 @@ class DenseCRFClassifier(Estimator):
     >>> crf.fit([(image, probabilities)], [labels]).predict([(other, others)])  # doctest: +SKIP
     """
 
-    spatial: Any = SPATIAL
-    spatial_weight: float = SPATIAL_WEIGHT
-    bilateral: Any = BILATERAL["probabilities"]
-    bilateral_weight: float = BILATERAL_WEIGHT
+    spatial: Any = "auto"
+    spatial_weight: float | str = "auto"
+    bilateral: Any = "auto"
+    bilateral_weight: float | str = "auto"
     compatibility: str = "potts"
     learn: Sequence[str] = ("compatibility", "kernel")
     loss: Any = "iou"
@@ -132,7 +128,7 @@ class DenseCRFClassifier(Estimator):
             TrainingImage(image, unary, truth)
             for (image, unary), truth in zip(images, _check_truth(y, images), strict=True)
         ]
-        start = self._start(n_labels)
+        start = self._start(*images[0])
         inference = self._settled(start)
         seed = self.random_state
         rng = np.random.default_rng(None if seed is None else as_count(seed, "random_state", 0))
@@ -153,10 +149,9 @@ class DenseCRFClassifier(Estimator):
         else:
             self.model_, self.report_ = start, LearningReport()
             if held_out:
-                warnings.warn(
+                warn(
                     f"validation_fraction={self.validation_fraction:g} has no effect when nothing "
-                    "is learned; set it to 0, or name what to learn.",
-                    stacklevel=2,
+                    "is learned; set it to 0, or name what to learn."
                 )
         self.inference_ = inference
         self.n_labels_ = n_labels
@@ -184,11 +179,15 @@ class DenseCRFClassifier(Estimator):
         )
         return mean_iou(confusion)
 
-    def _start(self, n_labels: int) -> DenseCRF:
-        """The model that the arguments describe."""
+    def _start(self, image: NDArray[Any] | None, unary: FloatArray) -> DenseCRF:
+        """The model that the arguments describe, where they leave it open for an image."""
         as_choice(self.compatibility, "compatibility", FAMILIES)
-        model = potts_model(
-            n_labels, self.spatial, self.spatial_weight, self.bilateral, self.bilateral_weight
+        n_labels = unary.shape[-1]
+        shown = Segmentation("probabilities", np.arange(n_labels))
+        model = model_for(
+            shown, None,
+            Terms(self.spatial, self.spatial_weight, self.bilateral, self.bilateral_weight),
+            unary.shape[:-1], look=lambda: structure_of(shown, -unary, image),
         )
         terms = []
         for term in model.terms:
@@ -279,10 +278,9 @@ class DenseCRFClassifier(Estimator):
     def _warn_without_progress(self) -> None:
         if self.max_iter > 0 and self.report_.best_iteration == 0:
             where = "on the images held out" if self.report_.validation_ious else "on X and y"
-            warnings.warn(
+            warn(
                 f"learning found nothing better than the start {where}; try another loss or "
-                "optimizer, other starting widths and weights, or more images.",
-                stacklevel=3,
+                "optimizer, other starting widths and weights, or more images."
             )
 
 

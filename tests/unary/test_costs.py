@@ -1,7 +1,5 @@
 """Costs from labels, probabilities, logits and logistic features."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -47,7 +45,10 @@ def test_probabilities_are_clipped_and_scaled():
     assert np.allclose(unary_from_probabilities(p, clip=1e-3)[0, 1], -np.log(1e-3))
     assert np.allclose(unary_from_probabilities(p, scale=0.5)[1], -0.5 * np.log(p[1]))
     assert unary_from_probabilities(p).dtype == np.float64
-    assert unary_from_probabilities(p.astype(np.float32)).dtype == np.float32
+    single = p.astype(np.float32)
+    assert unary_from_probabilities(single).dtype == np.float32
+    least = np.finfo(np.float32).tiny  # below it no clip is told from 0
+    assert np.allclose(unary_from_probabilities(single, clip=1e-60)[0, 1], -np.log(least))
 
 
 def test_logits_and_features_are_log_linear():

@@ -1,7 +1,5 @@
 """Costs from scribbles: colors, distances, painted pixels."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -13,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crfield
-from crfield import InputError, paint_over, unary_from_scribbles
+from crfield import paint_over, unary_from_scribbles
+from crfield._core.distances import distances_to
 from crfield.datasets import load_sample
-from crfield.unary.color_model import Memo
+from crfield.unary.color_model import _OUTLIERS, Memo, color_costs
+from crfield.unary.costs import read_segmentation
+from crfield.unary.defaults import default_terms
 from crfield.unary.mixture import SMALLEST_WIDTH, fit_mixture, log_components, log_density
-from crfield.unary.scribbles import colors_of, distances_to
+from crfield.unary.scribbles import colors_of
 from refusal import refusal
 
 
@@ -177,9 +178,8 @@ def test_memory_is_checked_for_what_is_taken(rng, monkeypatch, shape, labels, co
     *_, height, width = grid = shape[:-1]
     scribbles = np.full(grid, 255, np.uint8)
     for label in range(labels):
-        scribbles[..., label * height // labels : (label + 1) * height // labels, : width // 2] = (
-            label
-        )
+        rows = slice(label * height // labels, (label + 1) * height // labels)
+        scribbles[..., rows, : width // 2] = label
     checked = []
     for module in ("crfield.unary.scribbles", "crfield.unary.color_model", "crfield.unary.costs"):
         monkeypatch.setattr(f"{module}.check_memory", lambda n, *_: checked.append(n))
@@ -200,6 +200,22 @@ def test_what_does_not_fit_is_refused(rng, monkeypatch):
     big = np.tile(image, (12, 12, 1)), np.tile(scribbles, (12, 12))
     monkeypatch.setattr("crfield._core.validate.available_memory", lambda: 6e6)
     assert "GiB can be had" in refusal(unary_from_scribbles, *big)
+
+
+def test_color_costs_are_those_of_a_gaussian_and_outliers():
+    image = np.array([[0.0, 0.1, 0.15, 0.4, 0.8, 0.85, 1.0]])
+    colors = colors_of(image)
+    masks = [image < 0.2, image > 0.7]
+    expected = []
+    for mask in masks:
+        painted = image[mask]
+        variance = painted.var() + SMALLEST_WIDTH**2
+        density = np.exp(-0.5 * (image[0] - painted.mean()) ** 2 / variance)
+        density /= np.sqrt(2 * np.pi * variance)
+        expected.append(-np.log((1 - _OUTLIERS) * density + _OUTLIERS))
+    expected = 0.7 * (expected - np.min(expected, axis=0))
+    found = color_costs(colors, masks, 3, 0.7)[:, colors.bins[0]]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_densities_by_parts_are_the_same(rng, monkeypatch):
@@ -290,7 +306,7 @@ def test_paint_over_corrects_a_copy(rng):
     ({"colors": "x"}, "colors must be"),
     ({"spacing": 0}, "spacing must be positive"),
     ({"spacing": (1, 2, 3)}, "spacing must be one number or 2"),
-    ({"scribbles": np.tile([0, 1], (24, 16))}, "none with the value 255; mark them with it"),
+    ({"scribbles": np.tile([0, 1], (24, 16))}, "none with the value 255; pass unknown=0 if"),
     ({"scribbles": np.tile([0, 1], (24, 16)), "unknown": 7}, "none with the value 7"),
 ])
 def test_bad_input(rng, change, words):
@@ -324,22 +340,32 @@ def test_refine_from_scribbles():
     assert (found & true).sum() / (found | true).sum() > 0.7
     indices = np.where(scribbles == 255, 255, np.searchsorted([3, 9], scribbles))
     unary = unary_from_scribbles(sample.image, indices, 2)
-    expected = crfield.refinement.potts_model(2, 3.0, 3.0, (40.0, 10.0), 6.0).infer(
-        sample.image, unary
-    )
+    terms = default_terms("scribbles", scribbles.shape)
+    expected = crfield.refinement.potts_model(2, *terms).infer(sample.image, unary)
     assert np.array_equal(result.marginals, expected.marginals)
     gray = crfield.refine(sample.image[..., 0], scribbles, scribbles=True, n_labels=10)
     assert gray.marginals.shape[-1] == 10
     assert set(np.unique(gray.labels)) == {3, 9}
 
 
-def test_refine_refuses_scribbles_that_are_none():
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda image, scribbles, mask: (image, scribbles / 255.0), "scribbles must be whole numbers"),
+    (lambda image, scribbles, mask: (None, scribbles), "pass it"),
+    (lambda image, scribbles, mask: (image, mask), "none with the value 255"),
+])
+def test_refine_refuses_scribbles_that_are_none(change, words):
     sample, scribbles = strokes_on_camera()
-    with pytest.raises(InputError, match="scribbles must be whole numbers"):
-        crfield.refine(sample.image, scribbles / 255.0, scribbles=True)
-    assert "pass it" in refusal(crfield.refine, None, scribbles, scribbles=True)
+    given = change(sample.image, scribbles, sample.mask)
+    assert words in refusal(crfield.refine, *given, scribbles=True)
 
 
+def test_strokes_in_the_place_of_the_flag_are_called_so():
+    sample, scribbles = strokes_on_camera()
+    said = refusal(crfield.refine, sample.image, scribbles, scribbles=scribbles)
+    assert "in the place of the labels" in said
+
+
+@pytest.mark.filterwarnings("always")
 def test_scribbles_on_the_command_line(tmp_path, monkeypatch, capsys):
     from PIL import Image
 
@@ -352,15 +378,22 @@ def test_scribbles_on_the_command_line(tmp_path, monkeypatch, capsys):
     assert main(["refine", "photo.png", "--scribbles", "strokes.png", "-o", "out.png"]) == 0
     expected = crfield.refine(sample.image, scribbles, scribbles=True)
     assert np.array_equal(np.asarray(Image.open("out.png")), expected.labels)
+    gray = np.select([scribbles == 9, scribbles == 3], [255, 0], 128).astype(np.uint8)
+    Image.fromarray(gray).save("gray.png")
+    words = ["refine", "photo.png", "--scribbles", "gray.png", "-o", "gray_out.png"]
+    assert main(words) == 0
+    assert "add --unknown 128 if it marks what is not painted" in capsys.readouterr().err
+    assert main([*words, "--unknown", "128", "--overwrite"]) == 0
+    assert np.array_equal(np.asarray(Image.open("gray_out.png")) > 0, expected.labels == 9)
+    assert "it marks" not in capsys.readouterr().err
+    Image.fromarray(np.where(scribbles == 9, 9, 255).astype(np.uint8)).save("one.png")
+    assert main(["refine", "photo.png", "--scribbles", "one.png"]) == 2
+    assert "holds only 9 beside 255, unpainted; paint some pixels of each" in (
+        capsys.readouterr().err
+    )
     for option in (["--confidence", "0.5"], ["--block", "50"], ["--layout", "channels_first"]):
         assert main(["refine", "photo.png", "--scribbles", "strokes.png", *option]) == 2
         assert "has no meaning with --scribbles" in capsys.readouterr().err
-
-
-def test_refine_refuses_a_full_mask_as_scribbles():
-    sample, _ = strokes_on_camera()
-    with pytest.raises(InputError, match="none with the value 255"):
-        crfield.refine(sample.image, sample.mask, scribbles=True)
 
 
 def test_refine_passes_the_spacing_on_to_scribbles():
@@ -395,3 +428,27 @@ def test_memory_is_limited(rng):
         scribbles[0, column] = column % 2
         unary_from_scribbles(image, scribbles, colors=colors)
         assert sum(kept.nbytes for kept in colors.memo._kept.values()) <= 20_000
+
+
+def test_strokes_with_smooth_edges_are_warned_of():
+    strokes = np.full((40, 60), 255, np.uint8)
+    strokes[5:15, 5:55], strokes[25:35, 5:55] = 0, 200
+    assert read_segmentation(strokes, (40, 60, 3), scribbles=True)[0].ids.tolist() == [0, 200]
+    strokes[24, 5:15] = np.arange(20, 120, 10)
+    with pytest.warns(UserWarning, match="12 labels, 10 of which cover next to nothing"):
+        read_segmentation(strokes, (40, 60, 3), scribbles=True)
+
+
+def test_a_few_small_strokes_are_not():
+    strokes = np.full((40, 60), 255, np.uint8)
+    strokes[5:15, 5:55], strokes[25:35, 5:55] = 0, 1
+    strokes[20, 5:8], strokes[20, 20:23] = 2, 3
+    found, _ = read_segmentation(strokes, (40, 60, 3), scribbles=True)
+    assert found.ids.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("painted", "said"), [(7, "got 7 beside"), (255, "got none beside")])
+def test_strokes_of_less_than_two_labels_are_refused(painted, said):
+    strokes = np.full((4, 6), 255, np.uint8)
+    strokes[1] = painted
+    assert said in refusal(read_segmentation, strokes, (4, 6, 3), scribbles=True)

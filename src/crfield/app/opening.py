@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
+from crfield._core.distances import distances_to
 from crfield._core.resources import thread_count
 from crfield._core.validate import InputError
 from crfield.app.limits import MAX_PAINTED_LABELS, MAX_SETTINGS_BYTES, Limits
 from crfield.app.settings import Settings
 from crfield.app.workspace import Bytes, Initial, OpenImage
 from crfield.datasets import load_sample
+from crfield.dense.inputs import without_labels
 from crfield.dense.model import DenseCRF
 from crfield.io.images import read_image, read_labels, read_probabilities
 from crfield.unary.costs import (
@@ -29,9 +31,7 @@ from crfield.unary.costs import (
     float_segmentation,
     label_segmentation,
     present_ids,
-    without_labels,
 )
-from crfield.unary.scribbles import distances_to
 
 _Content = TypeVar("_Content")
 # How files begin whose readers go by the suffix; Pillow looks at the content itself.

@@ -21,9 +21,10 @@ from crfield.dense.results import InferenceResult, InferenceStatus
 from crfield.refinement import model_for
 from crfield.show.pictures import entropy_bytes
 from crfield.unary.costs import UNKNOWN, Segmentation
+from crfield.unary.defaults import Terms
 from crfield.unary.scribbles import paint_over, scribble_costs
 
-_LARGE = 2_000_000  # pixels
+LARGE = 2_000_000  # pixels: more take seconds, and gigabytes for filters
 StepCallback = Callable[[dict[str, Any]], None]
 
 
@@ -36,17 +37,17 @@ def refine_image(
     callback: StepCallback, cancelled: threading.Event, kept: KeptFilters | None = None,
 ) -> Refinement:
     """Run inference, telling `callback` of every iteration, until done or `cancelled`."""
-    is_large = math.prod(image.grid) > _LARGE  # then filters take gigabytes
+    is_large = math.prod(image.grid) > LARGE
     started = time.perf_counter()
     initial = image.initial if settings.source == "initial" else None
     segmentation, unary = _read(image, initial, settings, scribbles)
     if cancelled.is_set():
         raise CancelledError
     costs_done = time.perf_counter()
-    crf = model_for(
-        segmentation, model, settings.spatial, settings.spatial_weight, settings.bilateral,
-        settings.bilateral_weight,
+    terms = Terms(
+        settings.spatial, settings.spatial_weight, settings.bilateral, settings.bilateral_weight
     )
+    crf = model_for(segmentation, model, terms, image.grid)
     times = [time.perf_counter()]
 
     def after_iteration(iteration: int, marginals: FloatArray, free_energy: float) -> bool:
@@ -111,4 +112,4 @@ def _status(result: InferenceResult) -> str:
     """Why inference stopped, in the words of the page."""
     if result.status is not InferenceStatus.MAX_ITER:
         return str(result.status.value)
-    return f"Stopped after {result.n_iter} iterations, the limit; raise it to go on."
+    return f"Done: {result.n_iter} iterations."

@@ -10,13 +10,15 @@ from typing import Any
 from crfield._core.validate import InputError, as_choice, as_count, as_within, shown
 from crfield.app.limits import MAX_PAINTED_LABELS, Limits
 from crfield.dense.meanfield import Inference
-from crfield.unary.costs import (
+from crfield.dense.model import DEFAULT_MAX_ITER
+from crfield.unary.costs import CONFIDENCE
+from crfield.unary.defaults import (
     BILATERAL,
-    CONFIDENCE,
+    BILATERAL_WEIGHT,
     PAINTING_MAX_ITER,
-    PAINTING_WEIGHT,
     SPATIAL,
     SPATIAL_WEIGHT,
+    default_terms,
 )
 from crfield.unary.scribbles import COMPONENTS, MAX_COMPONENTS, NEARNESS, STRENGTH
 
@@ -41,12 +43,28 @@ class Settings:
     spatial: float | None = SPATIAL
     spatial_weight: float = SPATIAL_WEIGHT
     bilateral: tuple[float, float] | None = BILATERAL["scribbles"]
-    bilateral_weight: float = PAINTING_WEIGHT
+    bilateral_weight: float = BILATERAL_WEIGHT["scribbles"]
     components: int = COMPONENTS
     strength: float = STRENGTH
     nearness: float = NEARNESS
     confidence: float = CONFIDENCE
     model: str | None = None
+
+    @classmethod
+    def of_image(cls, grid: tuple[int, ...]) -> Settings:
+        """The defaults for painting on an image of this size, with numbers that are short to read.
+        """
+        terms = default_terms("scribbles", grid)
+        pixels, color = terms.bilateral
+        return cls(
+            spatial=float(f"{terms.spatial:.2g}"), bilateral=(float(f"{pixels:.2g}"), color)
+        )
+
+    @classmethod
+    def of_segmentation(cls, kind: str, grid: tuple[int, ...]) -> Settings:
+        """The defaults for a segmentation of this kind: exactly those of `refine`."""
+        terms = default_terms(kind, grid)
+        return cls(source="initial", max_iter=DEFAULT_MAX_ITER, **terms._asdict())
 
     @classmethod
     def from_json(cls, text: bytes, limits: Limits) -> Settings:

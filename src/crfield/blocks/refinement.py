@@ -16,25 +16,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.validate import FloatArray, InputError, as_choice, image_spacing, shown
+from crfield._core.alignment import beside_scan
+from crfield._core.validate import FloatArray, InputError, image_spacing, shown
 from crfield.blocks.inputs import BlockInputs, count_selected, open_inputs, same_everywhere
 from crfield.blocks.parts import Block, Target, as_sides, check_apart, cut, open_target
 from crfield.blocks.seams import SeamBound, SeamMeter, Seams, check_bound, default_overlap
-from crfield.dense.inputs import LAYOUTS
 from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.dense.observation import Window, observe
 from crfield.dense.results import InferenceStatus
 from crfield.io.arrays import label_dtype
-from crfield.refinement import check_model, model_for
-from crfield.unary.costs import (
-    BILATERAL_WEIGHT,
-    CONFIDENCE,
-    SPATIAL,
-    SPATIAL_WEIGHT,
-    UNKNOWN,
-    Segmentation,
+from crfield.refinement import (
+    check_layout,
+    check_model,
+    check_room,
+    look_at_photo,
+    model_for,
+    rescaled,
 )
+from crfield.unary.costs import CONFIDENCE, Segmentation
+from crfield.unary.defaults import Terms
 
 # Pixels of a block along each axis, by the number of axes.
 SIDES = {1: 262144, 2: 512, 3: 128}
@@ -91,15 +92,17 @@ def refine_blocks(
     bound: bool = False,
     callback: BlockCallback | None = None,
     model: DenseCRF | None = None,
-    spatial: Any = SPATIAL,
-    spatial_weight: float = SPATIAL_WEIGHT,
+    scale: float | str | None = None,
+    spatial: Any = "auto",
+    spatial_weight: float | str = "auto",
     bilateral: Any = "auto",
-    bilateral_weight: float = BILATERAL_WEIGHT,
+    bilateral_weight: float | str = "auto",
     inference: Inference | None = None,
     confidence: float = CONFIDENCE,
-    unknown: int | None = UNKNOWN,
+    unknown: int | str | None = "auto",
     n_labels: int | None = None,
-    layout: str = "channels_last",
+    layout: str | None = None,
+    logits: bool = False,
     mask: Any = None,
     spacing: Any = None,
 ) -> BlockResult:
@@ -132,24 +135,34 @@ def refine_blocks(
     >>> scan = np.load("scan.npy", mmap_mode="r")                       # doctest: +SKIP
     >>> refine_blocks(scan, coarse, block=128, out="refined.npy")       # doctest: +SKIP
     """
-    as_choice(layout, "layout", LAYOUTS)
+    check_layout(layout)
     check_model(model)
     how = _checked(inference, callback)
     check_apart(out, marginals)
-    inputs = open_inputs(image, probabilities_or_labels, mask, layout)
+    inputs = open_inputs(
+        image, beside_scan(probabilities_or_labels, image), mask, layout, logits,
+        n_labels if model is None else model.n_labels,
+    )
     grid = inputs.grid
     if spacing is None:
         spacing = image_spacing(image, len(grid))
     spacing = observe(grid, spacing=spacing).spacing
     sides = as_sides(SIDES.get(len(grid), 64) if block is None else block, "block", len(grid), 1)
     cores = cut(grid, sides, (0,) * len(grid))
-    if model is not None and n_labels is None:
+    if model is not None and n_labels is None and inputs.values.dtype.kind != "f":
         n_labels = model.n_labels
+    model = rescaled(model, scale, grid, spacing)
     segmentation = inputs.segmentation(cores, confidence, unknown, n_labels)
-    crf = same_everywhere(
-        model_for(segmentation, model, spatial, spatial_weight, bilateral, bilateral_weight),
-        inputs, cores,
+    crf = model_for(
+        segmentation, model, Terms(spatial, spatial_weight, bilateral, bilateral_weight), grid,
+        spacing, lambda: inputs.structure(segmentation, cores, spacing),
     )
+    middle = cores[len(cores) // 2].core
+    part, inside = (
+        None if each is None else each.read(middle) for each in (inputs.image, inputs.mask)
+    )
+    look_at_photo(crf, tuple(side.stop - side.start for side in middle), part, inside)
+    crf = same_everywhere(crf, inputs, cores)
     margins = (
         default_overlap(crf, len(grid), spacing) if overlap is None
         else as_sides(overlap, "overlap", len(grid), 0)
@@ -247,8 +260,9 @@ class _Work:
 
     def _infer(self, block: Block) -> FloatArray:
         inputs, model = self.inputs, self._model
-        unary = self.segmentation.costs(inputs.part(block.window))
-        image, mask = inputs.beside(block.window)
+        values, image, mask = inputs.parts(block.window)
+        check_room(model, self.segmentation, values, image, mask)
+        unary = self.segmentation.costs(values, mask)
         origin = tuple(part.start for part in block.window)
         window = Window(origin, inputs.grid, self._n_selected)
         if mask is not None and not mask.any():

@@ -27,6 +27,7 @@ from crfield.cli.refine_options import (
     refine_arguments,
 )
 from crfield.cli.words import in_options
+from crfield.dense.inputs import grid_hint, without_labels
 from crfield.io.arrays import write_array
 from crfield.io.images import (
     LABEL_SUFFIXES,
@@ -43,7 +44,7 @@ from crfield.io.images import (
     write_picture,
 )
 from crfield.show import pictures
-from crfield.unary.costs import UNKNOWN, given_labels, grid_hint, without_labels
+from crfield.unary.costs import UNKNOWN
 
 DESCRIPTION = """\
 Refine a segmentation so that its borders follow the edges of the image. Give the image and the
@@ -272,7 +273,7 @@ def _write_extras(
         tinted = pictures.overlay(image.array, result.labels, palette=palette)
         write_picture(paths["overlay"], tinted)
     if "side_by_side" in paths:
-        before = given_labels(prediction, image.grid, keywords.get("layout", "channels_last"))
+        before = _given_labels(prediction, image.grid, keywords.get("layout", "channels_last"))
         shown = [pictures.colorize(labels, palette) for labels in (before, result.labels)]
         photo = pictures.show(image.array, len(image.grid))
         row = pictures.side_by_side(photo, *shown, titles=("image", "input", "refined"))
@@ -281,6 +282,20 @@ def _write_extras(
         write_picture(paths["entropy"], pictures.entropy_map(result.marginals))
     if "marginals" in paths:
         write_array(paths["marginals"], result.marginals)
+
+
+def _given_labels(
+    values: npt.NDArray[Any], grid: tuple[int, ...], layout: str = "channels_last"
+) -> npt.NDArray[Any]:
+    """The labels (*grid,) that the `values` of a segmentation show by themselves: those of a map as
+    they are, the likeliest of probabilities (*grid, L), or (L, *grid) in the `layout`
+    "channels_first", and 1 where a foreground (*grid,) is likelier than not.
+    """
+    if values.dtype.kind != "f":
+        return values
+    if values.shape == grid:
+        return np.asarray(values > 0.5, np.int64)
+    return np.asarray(values.argmax(0 if layout == "channels_first" else -1))
 
 
 def _palette(keywords: dict[str, Any]) -> bytes:
@@ -297,7 +312,7 @@ def _warn_of_lost_labels(
 ) -> None:
     """Warn of labels that the input holds and the result `found` (*grid,) does not."""
     layout = keywords.get("layout", "channels_last")
-    lost = np.setdiff1d(given_labels(prediction, found.shape, layout), found)
+    lost = np.setdiff1d(_given_labels(prediction, found.shape, layout), found)
     if prediction.dtype.kind != "f":
         lost = lost[lost != keywords.get("unknown", UNKNOWN)]
     if not len(lost):

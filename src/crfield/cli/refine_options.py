@@ -12,7 +12,7 @@ import crfield
 from crfield._core.validate import InputError
 from crfield.dense.model import DEFAULT_ALGORITHM, DEFAULT_MAX_ITER
 from crfield.io.images import DEFAULT_MAX_PIXELS
-from crfield.unary.costs import BILATERAL
+from crfield.unary.defaults import BILATERAL
 
 # Their names in the parsed arguments are those of the parameters of `crfield.refine`.
 MODEL_OPTIONS = ("spatial", "spatial_weight", "bilateral", "bilateral_weight")

@@ -6,9 +6,8 @@ suit each kind are named here. Scribbles become costs in `crfield.unary.scribble
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,26 +29,31 @@ from crfield._core.validate import (
     refuse_where,
     working_dtype,
 )
-from crfield.dense.observation import looks_swapped
+from crfield._core.warning import warn
+from crfield.dense.inputs import (
+    Form,
+    check_same_grid,
+    find_form,
+    refuse_colors,
+    without_ones,
+)
+from crfield.unary.resizing import points_seen, resize_linearly
 
 UNKNOWN = 255  # marks pixels without a label
+# ... unless a map holds nothing else than 0 and 255: then it is a mask of two labels.
+MASK = {0, 255}
 CUSTOMARY_CONFIDENCE = 0.7  # what most people say of a label; pydensecrf's gt_prob
-# Chosen on real images by experiments/refine_defaults.py: the probability that a label of a map is
-# right, and widths (pixels, color) and weights of the two terms of `refine`. Hard labels say less
-# about where a border lies than probabilities do.
-CONFIDENCE = 0.9
-SPATIAL, SPATIAL_WEIGHT = 3.0, 3.0
-BILATERAL = {
-    "labels": (30.0, 5.0), "probabilities": (60.0, 8.0), "foreground": (60.0, 8.0),
-    "scribbles": (40.0, 10.0),  # by experiments/grabcut33.py
-}
-BILATERAL_WEIGHT = 6.0
-# Of the playground, by experiments/grabcut33.py: a few more iterations gain half a point there, and
-# take time.
-PAINTING_WEIGHT, PAINTING_MAX_ITER = 10.0, 6
+CONFIDENCE = 0.9  # that a label of a map is right, chosen by experiments/refine_defaults.py
 
+# How far the probabilities of a pixel may be from summing to 1.
+_SUM_TOLERANCE = 0.02
+_CLIP = 1e-5
+_HARDLY = 0.25  # most of a foreground's probability in what may rather be a map of few labels
+_BELOW_PROBABILITIES = -0.5
 # Hardly any image shows more; gray values from 0 to 255 that are no labels do.
 _MANY_LABELS = 64
+# Labels of strokes that rather come from smooth edges: so many, each of so small a share.
+_MANY_FAINT, _NEXT_TO_NOTHING = 6, 0.01
 
 
 def unary_from_labels(
@@ -64,10 +68,9 @@ def unary_from_labels(
     n = as_count(n_labels, "n_labels", maximum=MAX_LABELS)
     known, ids = check_labels(labels, n, unknown)
     if unknown == UNKNOWN and n > 1 and not known.all() and known.any() and not ids.any():
-        warnings.warn(
+        warn(
             f"{UNKNOWN} marks unknown pixels, and all others have label 0; if {UNKNOWN} is a label "
-            f"(a 0/{UNKNOWN} mask), pass labels > 0.",
-            stacklevel=2,
+            f"(a 0/{UNKNOWN} mask), pass labels > 0."
         )
     p = as_scalar(confidence, "confidence")
     if not 0.0 < p < 1.0 and not (n == 1 and p == 1.0):
@@ -82,24 +85,33 @@ def unary_from_labels(
 
 
 def unary_from_probabilities(
-    probabilities: Any, *, clip: float = 1e-5, scale: float = 1.0
+    probabilities: Any, *, clip: float = _CLIP, scale: float = 1.0
 ) -> FloatArray:
     """Costs u = -scale log max(p, clip) from probabilities p (*grid, L) that sum to 1 over labels.
 
     `scale` < 1 trusts an overconfident classifier less.
     """
+    return _probability_costs(
+        probabilities, clip, scale,
+        "apply a softmax over the labels to logits, or divide 0..255 maps by 255",
+        "the labels must be the last axis, or normalize them",
+    )
+
+
+def _probability_costs(
+    probabilities: Any, clip: float, scale: float, beyond: str, unnormalized: str
+) -> FloatArray:
+    """The same, and what to do about values outside [0, 1] and about other sums."""
     p = _as_scores(probabilities, "probabilities")
     floor = as_within(clip, "clip", 0, 1, "try 1e-5", ends=False)
     factor = as_positive_number(scale, "scale")
     refuse_where(
-        (p < -1e-4) | (p > 1.0 + 1e-4), p, "probabilities must lie in [0, 1]",
-        "apply a softmax over the labels to logits, or divide 0..255 maps by 255",
+        (p < -1e-4) | (p > 1.0 + 1e-4), p, "probabilities must lie in [0, 1]", beyond
     )
     sums = p.sum(-1)
     refuse_where(
-        np.abs(sums - 1.0) > 0.02, sums, "probabilities must sum to 1 over the labels",
-        'the labels must be the last axis (layout="channels_first" if they are the first), or '
-        "normalize them",
+        np.abs(sums - 1.0) > _SUM_TOLERANCE, sums, "probabilities must sum to 1 over the labels",
+        unnormalized,
     )
     floor = max(floor, float(np.finfo(p.dtype).tiny))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -145,6 +157,9 @@ class Segmentation:
     unknown : the value that marks pixels of a map without a label, None if there is none.
     counted : whether the caller has given the number of labels: the ids of a map are 0..L-1 then,
         and others are refused.
+    logits : whether floats are scores of a network before the softmax, or of a foreground before
+        the sigmoid; log-probabilities are such scores.
+    axis_is_known : whether an image or the caller tells which axis of floats has the labels.
     """
 
     kind: str
@@ -152,17 +167,51 @@ class Segmentation:
     confidence: float = CONFIDENCE
     unknown: int | None = UNKNOWN
     counted: bool = False
+    logits: bool = False
+    axis_is_known: bool = False
 
-    def costs(self, values: NDArray[Any]) -> FloatArray:
-        """Costs (*grid, L) of the values (*grid[, L]), or of a part of them."""
-        if self.kind == "probabilities":
-            return unary_from_probabilities(values)
+    def costs(self, values: NDArray[Any], mask: Any = None) -> FloatArray:
+        """Costs (*grid, L) of the values (*grid[, L]), or of a part of them; flat where values
+        outside a `mask` (*grid,) mean nothing.
+        """
+        soft = self.kind in ("probabilities", "foreground")
+        grid = values.shape[:-1] if self.kind == "probabilities" else values.shape
+        outside = outside_of(mask, grid)
+        if soft and outside is not None and self.logits:
+            values = values.copy()
+            values[outside] = 0
+        elif soft and outside is not None:
+            values = _even_where(outside, values, len(self.ids))
         if self.kind == "foreground":
-            return _foreground_costs(values)
+            values = _both_labels(values, self.logits)
+        if soft:
+            return _soft_costs(values, self.logits, axis_is_known=self.axis_is_known)
         labels, unknown = self.indices(values)
+        if outside is not None and unknown is not None:
+            strange = outside & ((labels < 0) | (labels >= len(self.ids)))
+            labels = np.where(strange, unknown, labels)
         return unary_from_labels(
             labels, len(self.ids), confidence=self.confidence, unknown=unknown
         )
+
+    def likeliest(self, values: NDArray[Any], mask: Any = None) -> NDArray[np.int64]:
+        """The label 0..L-1 that each of the values (*grid[, L]) shows by itself, -1 for none and
+        outside a `mask` (*grid,).
+        """
+        shown = self.given_labels(values)
+        if self.kind in ("labels", "scribbles"):
+            shown, unknown = self.indices(shown)
+            shown = np.where((shown == unknown) | (shown >= len(self.ids)), -1, shown)
+        outside = outside_of(mask, shown.shape)
+        return np.asarray(shown if outside is None else np.where(outside, -1, shown), np.int64)
+
+    def given_labels(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The labels (*grid,) that the values show by themselves: those of a map as they are, the
+        likeliest of probabilities, and 1 where a foreground is likelier than not.
+        """
+        if self.kind == "foreground":
+            return np.asarray(values > (0.0 if self.logits else 0.5), np.int64)
+        return np.asarray(values.argmax(-1)) if self.kind == "probabilities" else values
 
     def indices(self, labels: NDArray[Any]) -> tuple[NDArray[Any], int | None]:
         """The `labels` (*grid,) of a map as indices into `ids`, and the value that marks unknown
@@ -177,19 +226,27 @@ class Segmentation:
 
 
 def read_segmentation(
-    values: NDArray[Any], image_shape: tuple[int, ...] | None, *, layout: str = "channels_last",
-    scribbles: bool = False, confidence: float = CONFIDENCE, unknown: int | None = UNKNOWN,
-    n_labels: int | None = None,
+    values: NDArray[Any], image_shape: tuple[int, ...] | None, *, layout: str | None = None,
+    logits: bool = False, scribbles: bool = False, confidence: float = CONFIDENCE,
+    unknown: int | str | None = "auto", n_labels: int | None = None,
+    likely_labels: int | None = None, mask: Any = None,
 ) -> tuple[Segmentation, NDArray[Any]]:
-    """What a segmentation means beside an image of this shape, and its values with labels last.
+    """What a segmentation means beside an image of this shape, and its values with labels last, at
+    the size of the image.
 
-    values : (*grid, L), (L, *grid) in the `layout` "channels_first", (*grid,) floats of the
-        foreground of two labels, or (*grid,) whole numbers.
+    values : (*grid, L) or (L, *grid), (*grid,) floats of the foreground of two labels, or (*grid,)
+        whole numbers. The grid of floats may be coarser than the image's: they are interpolated
+        linearly in log space.
     image_shape : (*grid) or (*grid, C); None if there is no image.
+    layout : "channels_last" or "channels_first"; None recognizes it by the shapes.
+    logits : whether floats are scores before the softmax.
     scribbles : whether whole numbers are a few painted pixels.
     confidence, unknown, n_labels : for label maps, those of `label_segmentation`.
+    likely_labels : the number of labels that a model has, which can tell where floats have theirs.
+    mask : boolean (*grid,); what floats hold elsewhere does not tell whether they are logits.
     """
     if values.dtype.kind in "iub":
+        values = values if image_shape is None else without_ones(values, image_shape)
         refuse_colors(values.shape, image_shape)
         if image_shape is not None and values.size:
             check_same_grid(values.shape, image_shape, "labels")
@@ -198,49 +255,157 @@ def read_segmentation(
             unknown=unknown, n_labels=n_labels,
         )
         ids = found.ids
-        guessed = not found.counted and not scribbles
-        if guessed and len(ids) > _MANY_LABELS and ids[0] >= 0 and ids[-1] <= 255:
-            warnings.warn(
+        if scribbles:
+            _look_smeared(values, found.unknown)
+        elif not found.counted and look_soft(ids):
+            warn(
                 f"the label map holds {len(ids)} labels and looks like a soft mask: threshold it, "
-                "or pass it divided by 255 as the foreground's probability.",
-                stacklevel=3,
+                "or pass it divided by 255 as the foreground's probability."
             )
         return found, values
     if scribbles:
         raise InputError(
             f"scribbles must be whole numbers, got {values.dtype}; paint labels, one id per pixel."
         )
-    given, first = values.shape, layout == "channels_first" and values.ndim >= 3
-    if first:
-        values = np.moveaxis(values, 0, -1)
-    foreground: bool | None = False
-    if image_shape is not None and (given[:1] != (1,) or image_shape[:1] == (1,)):
-        foreground = is_foreground(values.shape, image_shape)
-        if foreground is None:
-            foreground = not sums_to_one(values)
-    if not foreground:
-        if image_shape is not None and values.ndim > 1 and values.size:
-            check_same_grid(given, image_shape, "probabilities", 0 if first else -1)
-        return float_segmentation(values.shape, False), values
-    if ((values == 0) | (values == 1)).all():
-        warnings.warn(
-            "the foreground's probabilities are all 0 or 1, which looks like a label map: "
-            "use .astype(int).",
-            stacklevel=3,
+    form = form_of(
+        values.shape, image_shape, layout, n_labels or likely_labels,
+        lambda axis: sums_to_one(values, axis),
+    )
+    values = form.labels_last(values)
+    foreground = form.label_axis is None
+    if not logits:
+        _look_hard(values, foreground)
+    # One number per pixel may be anything, for instance a distance to the border.
+    outside = outside_of(mask, form.grid)
+    inside = None if outside is None else ~outside
+    seen = values
+    if inside is not None and not foreground:
+        coarse = values.shape[:-1]
+        seen = values[points_seen(inside, coarse, form.grid) if form.is_coarse else inside]
+    if logits and not foreground and values.size and seen.min() >= 0 and sums_to_one(seen):
+        raise InputError(
+            "logits must be scores before the softmax, got probabilities, which lie in [0, 1] and "
+            "sum to 1 over the labels; leave logits=True out."
         )
-    return float_segmentation(values.shape, True), values
+    logits = logits or (not foreground and are_logits(seen))
+    found = check_counted(n_labels, float_segmentation(values.shape, foreground, logits))
+    found = replace(found, axis_is_known=image_shape is not None or layout is not None)
+    if not form.is_coarse:
+        return found, values
+    return replace(found, logits=True), interpolated(found, values, form.grid, mask=inside)
 
 
-def float_segmentation(shape: tuple[int, ...], foreground: bool) -> Segmentation:
-    """What floats mean whose `shape` is (*grid,) of a `foreground`, or (*grid, L)."""
+def _look_smeared(strokes: NDArray[Any], unknown: int | None) -> None:
+    """Warn of strokes (*grid,) many of whose labels cover next to nothing."""
+    painted = strokes[strokes != unknown]
+    counts = np.unique(painted, return_counts=True)[1]
+    n_faint = np.count_nonzero(counts < _NEXT_TO_NOTHING * painted.size)
+    if n_faint >= max(_MANY_FAINT, len(counts) / 2):
+        warn(
+            f"the strokes hold {len(counts)} labels, {n_faint} of which cover next to nothing, as "
+            "JPEG and smooth edges leave them: paint with a hard brush and save as PNG."
+        )
+
+
+def _look_hard(values: NDArray[Any], foreground: bool) -> None:
+    """Warn of probabilities (*grid, L), or (*grid,) of a foreground, that rather are a label map.
+    """
+    if values.ndim < 2 or values.size == 0:
+        return
+    if ((values == 0) | (values == 1)).all():
+        what, remedy = (
+            ("the foreground's probabilities", "use .astype(int)") if foreground
+            else ("the probabilities", "use .argmax(-1)")
+        )
+        warn(f"{what} are all 0 or 1, which looks like a label map: {remedy}.")
+    elif foreground and 0 < (most := float(values.max())) < _HARDLY:
+        warn(
+            f"no pixel of the segmentation is more than {100 * most:.2g} % foreground; read it as "
+            "labels if its numbers are label ids."
+        )
+
+
+def form_of(
+    shape: tuple[int, ...], image_shape: tuple[int, ...] | None, layout: str | None,
+    n_labels: int | None, sums_to_one: Callable[[int], bool],
+) -> Form:
+    """Where the labels of floats of this `shape` are, and the grid of the image that they cover;
+    those that cover none are refused.
+
+    shape, image_shape : (*grid, L), (L, *grid) or (*grid,), perhaps coarser, and (*grid) or
+        (*grid, C) or None.
+    layout, n_labels, sums_to_one : those of `find_form`.
+    """
+    first = layout == "channels_first" and len(shape) >= 3
+    if image_shape is not None and len(shape) > 1 and 0 not in shape:
+        for known in (n_labels, None):
+            form = find_form(shape, image_shape, layout, known, sums_to_one)
+            if form is not None:
+                return form
+        check_same_grid(shape, image_shape, "probabilities", 0 if first else -1)
+    return Form(shape[1:], 0) if first else Form(shape[:-1], -1)
+
+
+def interpolated(
+    found: Segmentation, values: NDArray[Any], grid: tuple[int, ...],
+    stored: tuple[int, ...] | None = None, part: tuple[slice, ...] | None = None,
+    mask: Any = None,
+) -> FloatArray:
+    """Log-probabilities (*grid, L), not normalized, of `values` (*coarse, L) that mean what
+    is `found`, or the logits (*grid,) of a foreground (*coarse,).
+
+    grid : of the image, (d,).
+    stored, part : those of `resize_linearly`.
+    mask : boolean (*grid,) or of the part (*part,); values that nothing in it is interpolated from
+        mean nothing.
+    """
+    if mask is not None:
+        mask = points_seen(mask, stored or values.shape[: len(grid)], grid, part)
+    costs = found.costs(values, mask)
+    if found.kind == "foreground":
+        return resize_linearly(costs[..., :1] - costs[..., 1:], grid, stored, part)[..., 0]
+    return resize_linearly(-costs, grid, stored, part)
+
+
+def are_logits(values: NDArray[Any]) -> bool:
+    """Whether `values` (*grid, L) can only be logits or log-probabilities: some are negative, by
+    more than interpolation makes of probabilities.
+    """
+    return values.size > 0 and bool(values.min() < _BELOW_PROBABILITIES)
+
+
+def sums_to_one(values: NDArray[Any], axis: int = -1) -> bool:
+    """Whether `values` (*grid, L), or (L, *grid) with `axis` 0, sum to about 1 over the labels."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool((np.abs(values.sum(axis) - 1.0) <= _SUM_TOLERANCE).all())
+
+
+def check_counted(n_labels: int | None, found: Segmentation) -> Segmentation:
+    """`found` of floats, unless the caller has given another number of labels, `n_labels`."""
+    count = len(found.ids)
+    if n_labels is not None and as_count(n_labels, "n_labels", maximum=MAX_LABELS) != count:
+        raise InputError(
+            f"n_labels must be the {count} labels of the {found.kind}, got {n_labels}; leave "
+            "it out, it is for label maps."
+        )
+    return found
+
+
+def float_segmentation(
+    shape: tuple[int, ...], foreground: bool, logits: bool = False
+) -> Segmentation:
+    """What floats mean whose `shape` is (*grid,) of a `foreground`, or (*grid, L), and whether they
+    are `logits`.
+    """
     if foreground:
-        return Segmentation("foreground", np.arange(2))
-    return Segmentation("probabilities", np.arange(shape[-1] if shape else 0))
+        return Segmentation("foreground", np.arange(2), logits=logits)
+    return Segmentation("probabilities", np.arange(shape[-1] if shape else 0), logits=logits)
 
 
 def label_segmentation(
     parts: Iterable[NDArray[Any]], n_pixels: int, kind: str = "labels", *,
-    confidence: float = CONFIDENCE, unknown: int | None = UNKNOWN, n_labels: int | None = None,
+    confidence: float = CONFIDENCE, unknown: int | str | None = "auto",
+    n_labels: int | None = None,
 ) -> Segmentation:
     """What the whole numbers of a label map mean; ids need not be consecutive.
 
@@ -248,7 +413,9 @@ def label_segmentation(
     n_pixels : pixels of the largest part.
     kind : "labels" or "scribbles".
     confidence, unknown : the probability that a label is right, and the value that marks pixels
-        without one, None if there is none.
+        without one, None if there is none. "auto" is 255, but None for a mask, a map that holds 0
+        and 255 and nothing else, and for a map of a single number, which is its label; if
+        `n_labels` says that there are more than two, it is none.
     n_labels : the number of labels if the map does not show them all.
     """
     if n_labels is not None:
@@ -257,11 +424,48 @@ def label_segmentation(
             count * (8.0 + 4.0 * n_pixels), f"{n_pixels} pixels with {count} labels",
             "use fewer labels, or work on smaller parts",
         )
-        return Segmentation(kind, np.arange(count), confidence, unknown, counted=True)
+        if count == 2 and kind == "labels" and unknown in (None, "auto"):
+            held = mask_values(parts)
+            if held == MASK or (unknown is None and UNKNOWN in held):
+                return Segmentation(kind, np.array(sorted(MASK)), confidence, None)
+        unknown = UNKNOWN if unknown == "auto" else unknown
+        return Segmentation(
+            kind, np.arange(count), confidence, as_unknown(unknown), counted=True
+        )
     present = np.empty(0, np.int64)
     for part in parts:
         present = np.union1d(present, present_ids(part))
-    return Segmentation(kind, _known_ids(present, unknown), confidence, unknown)
+    if unknown == "auto":
+        is_whole = kind == "labels" and (len(present) == 1 or set(present.tolist()) == MASK)
+        unknown = None if is_whole else UNKNOWN
+    unknown = as_unknown(unknown)
+    return Segmentation(kind, _known_ids(present, unknown, kind), confidence, unknown)
+
+
+def look_soft(ids: NDArray[np.integer[Any]]) -> bool:
+    """Whether the ids (L,) in a label map are so many grays that it rather is a soft mask."""
+    return len(ids) > _MANY_LABELS and bool(ids[0] >= 0 and ids[-1] <= 255)
+
+
+def mask_values(parts: Iterable[NDArray[Any]]) -> set[int]:
+    """Which of 0 and 255 occur in label maps, `parts` (*grid,); none if anything else does.
+
+    Maps that belong together are looked at together: one that happens to hold only 0 and 255 among
+    others with more labels is no mask.
+    """
+    held: set[int] = set()
+    for part in parts:
+        background, foreground = part == 0, part == UNKNOWN
+        if not (background | foreground).all():
+            return set()
+        held |= {0} if background.any() else set()
+        held |= {UNKNOWN} if foreground.any() else set()
+    return held
+
+
+def as_unknown(unknown: Any) -> int | None:
+    """`unknown`, the value of pixels without a label, as a whole number or None."""
+    return None if unknown is None else as_count(unknown, "unknown", -(2**63), 2**63 - 1)
 
 
 def present_ids(labels: NDArray[Any]) -> NDArray[np.int64]:
@@ -281,109 +485,16 @@ def present_ids(labels: NDArray[Any]) -> NDArray[np.int64]:
     return np.unique(labels).astype(np.int64)
 
 
-def given_labels(
-    values: NDArray[Any], grid: tuple[int, ...], layout: str = "channels_last"
-) -> NDArray[Any]:
-    """The labels (*grid,) that the `values` of a segmentation show by themselves: those of a map as
-    they are, the likeliest of probabilities (*grid, L), or (L, *grid) in the `layout`
-    "channels_first", and 1 where a foreground (*grid,) is likelier than not.
-    """
-    if values.dtype.kind != "f":
-        return values
-    if values.shape == grid:
-        return np.asarray(values > 0.5, np.int64)
-    return np.asarray(values.argmax(0 if layout == "channels_first" else -1))
-
-
-def without_labels(shape: tuple[int, ...], label_axis: int | None) -> tuple[int, ...]:
-    """The grid of a segmentation of this shape with labels along `label_axis`, 0, -1 or None."""
-    return shape if label_axis is None else shape[1:] if label_axis == 0 else shape[:-1]
-
-
-def check_same_grid(
-    shape: tuple[int, ...], image_shape: tuple[int, ...], name: str, label_axis: int | None = None
-) -> None:
-    """Refuse a segmentation called `name` whose `shape` without the `label_axis`, 0, -1 or None, is
-    not the grid of an image of the shape `image_shape`.
-    """
-    if without_labels(shape, label_axis) not in (image_shape, image_shape[:-1]):
-        raise InputError(
-            f"{name} must cover the pixels of the image, but {name} have shape {shape}, the image "
-            f"{image_shape}; {grid_hint(shape, image_shape, label_axis)}."
-        )
-
-
-def grid_hint(
-    shape: tuple[int, ...], image_shape: tuple[int, ...], label_axis: int | None
-) -> str:
-    """What to do about a segmentation whose shape, see `check_same_grid`, does not fit an image."""
-    grids = (image_shape, image_shape[:-1])
-    grid = without_labels(shape, label_axis)
-    d = len(grid)
-    if shape[:1] == (1,) and (shape[1:] in grids or grid[1:] in grids):
-        hint = "drop the first axis, which is that of a batch"
-    elif shape[:1] == (1,) and shape[2:] in grids:
-        hint = 'drop the first axis, which is that of a batch, and pass layout="channels_first"'
-    elif looks_swapped(image_shape, grid):
-        hint = "width and height look swapped: transpose one of them"
-    elif d > 2 and image_shape[:d] == grid[::-1]:
-        hint = "their axes look reversed: transpose one of them"
-    elif label_axis == -1 and shape[1:] in grids:
-        hint = 'its labels come first: pass layout="channels_first"'
-    elif image_shape[1:] == grid:
-        hint = "the image's channels come first: move them last with np.moveaxis(image, 0, -1)"
-    elif image_shape[:1] == (1,) and grid in (image_shape[1:], image_shape[1:-1]):
-        hint = "drop the first axis of the image, which is that of a batch"
-    elif label_axis is None and grid[:-1] in grids:
-        one = grid[-1] == 1
-        hint = "drop the last axis" if one else "pass .argmax(-1) if there is one plane per label"
-    else:
-        hint = "bring both to one size"
-    return hint
-
-
-def is_foreground(shape: tuple[int, ...], image_shape: tuple[int, ...]) -> bool | None:
-    """Whether floats whose `shape` has the labels last, beside an image of `image_shape`, hold one
-    number per pixel rather than one per pixel and label.
-
-    Floats of the shape of a 3-D image may be both: a volume's foreground, or as many labels as the
-    image has channels. They are labels if the image looks like color; else None, and they are
-    labels if they sum to 1.
-    """
-    grids = (image_shape, image_shape[:-1])
-    if len(shape) >= 2 and shape in grids:
-        if len(shape) == 2 or shape != image_shape:
-            return True
-        return None if shape[-1] > 4 else False
-    if shape[:-1] not in grids and shape[1:] in grids:
-        raise InputError(
-            f"probabilities must have the labels last, got {shape} for an image of "
-            f'{image_shape}; pass layout="channels_first".'
-        )
-    return False
-
-
-def sums_to_one(values: NDArray[Any]) -> bool:
-    """Whether the `values` (*grid, L) sum to about 1 over the labels, everywhere."""
-    return not bool((np.abs(values.sum(-1) - 1.0) > 0.02).any())
-
-
-def refuse_colors(shape: tuple[int, ...], image_shape: tuple[int, ...] | None) -> None:
-    """Refuse a label map whose `shape` is that of a picture like that of `image_shape`."""
-    if image_shape is None or len(shape) != 3 or shape[-1] not in (3, 4):
-        return
-    if shape in (image_shape, (*image_shape, shape[-1])):
-        raise InputError(
-            f"labels must be one whole number per pixel, got shape {shape}, which looks like "
-            "a color picture; pass the array of label numbers."
-        )
-
-
-def _known_ids(present: NDArray[np.int64], unknown: int | None) -> NDArray[np.int64]:
+def _known_ids(
+    present: NDArray[np.int64], unknown: int | None, kind: str
+) -> NDArray[np.int64]:
     """The ids (L,) of labels among the numbers that occur in the whole map."""
-    if unknown is not None:
-        unknown = as_count(unknown, "unknown", -(2**63), 2**63 - 1)
     ids = present if unknown is None else present[present != unknown]
+    if kind == "scribbles" and len(ids) < 2:
+        raise InputError(
+            f"scribbles must show two labels or more, got {ids[0] if len(ids) else 'none'} beside "
+            f"the unpainted {unknown}; paint some pixels of each."
+        )
     if len(ids) == 0:
         raise InputError(
             f"labels must hold at least one known label, got only the unknown value {unknown}; "
@@ -397,15 +508,64 @@ def _known_ids(present: NDArray[np.int64], unknown: int | None) -> NDArray[np.in
     return ids
 
 
-def _foreground_costs(values: NDArray[Any]) -> FloatArray:
-    """Costs (*grid, 2) of the foreground's probabilities (*grid,)."""
-    check_finite(values, "probabilities")
-    refuse_where(
-        (values < 0.0) | (values > 1.0), values,
-        "one number per pixel must be the foreground's probability in [0, 1]",
-        "convert a label map with .astype(int)",
+def outside_of(mask: Any, grid: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    """Where a mask (*grid,) leaves out points, (*grid,); None if it leaves out none, or is refused
+    later.
+    """
+    if mask is None:
+        return None
+    inside = as_array(mask, "mask")
+    if inside.dtype != np.bool_ or inside.shape != grid or inside.all():
+        return None
+    return ~inside
+
+
+def _even_where(
+    outside: NDArray[np.bool_], values: NDArray[Any], n_labels: int
+) -> NDArray[Any]:
+    """Probabilities (*grid[, L]) with 1 / L in the place of what are none `outside` (*grid,)."""
+    rows = values[outside]
+    many = rows if values.ndim > outside.ndim else np.stack([1 - rows, rows], -1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        fine = ((many >= -1e-4) & (many <= 1 + 1e-4)).all(-1) & (abs(many.sum(-1) - 1) <= 0.02)
+    if fine.all():
+        return values
+    rows[~fine] = 1 / n_labels
+    values = values.copy()
+    values[outside] = rows
+    return values
+
+
+def _soft_costs(values: NDArray[Any], logits: bool, *, axis_is_known: bool) -> FloatArray:
+    """Costs (*grid, L) of probabilities or logits (*grid, L)."""
+    unnormalized = (
+        'the labels must be the last axis (layout="channels_first" if they are the first), or '
+        "normalize them"
     )
-    return unary_from_probabilities(np.stack([1.0 - values, values], axis=-1).astype(values.dtype))
+    if axis_is_known:
+        unnormalized = "divide them by their sum, or pass logits=True if they are scores"
+    if logits:
+        values = np.exp(-unary_from_logits(values))
+    return _probability_costs(
+        values, _CLIP, 1.0,
+        "pass logits=True if they are a network's scores before the softmax, or divide 0..255 maps "
+        "by 255",
+        unnormalized,
+    )
+
+
+def _both_labels(values: NDArray[Any], logits: bool) -> NDArray[Any]:
+    """Probabilities or logits (*grid, 2) of those of the foreground (*grid,)."""
+    check_finite(values, "probabilities")
+    if not logits:
+        refuse_where(
+            (values < 0.0) | (values > 1.0), values,
+            "one number per pixel must be the foreground's probability in [0, 1]",
+            "convert a label map with .astype(int), or pass logits=True if they are scores before "
+            "the sigmoid",
+        )
+    background = np.zeros_like(values) if logits else 1.0 - values
+    return np.stack([background, values], axis=-1).astype(values.dtype)
 
 
 def _as_scores(values: Any, name: str) -> FloatArray:
@@ -440,8 +600,7 @@ def check_labels(
         )
     if array.ndim == 0:
         raise InputError("labels must be an array of labels, got one number; pass the label map.")
-    if unknown is not None:
-        unknown = as_count(unknown, "unknown", -(2**63), 2**63 - 1)
+    unknown = as_unknown(unknown)
     _check_room(array.size * (4.0 * n_labels + 24.0), (*array.shape, n_labels))
     known = np.ones(array.shape, bool) if unknown is None else array != unknown
     marked = "none" if unknown is None else str(unknown)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core import _native
+from crfield._core.distances import distances_to
 from crfield._core.resources import thread_count
 from crfield._core.validate import (
     MAX_LABELS,
@@ -24,9 +24,10 @@ from crfield._core.validate import (
     check_memory,
     shown,
 )
+from crfield._core.warning import warn
 from crfield.dense.observation import observe
 from crfield.unary.color_model import Colors, Memo, color_bytes, color_costs, colors_of
-from crfield.unary.costs import UNKNOWN, Segmentation, check_labels
+from crfield.unary.costs import UNKNOWN, Segmentation, check_labels, outside_of
 
 __all__ = [
     "Colors", "colors_of", "paint_over", "scribble_costs", "unary_from_scribbles",
@@ -37,7 +38,7 @@ MAX_COMPONENTS = 32
 COMPONENTS, STRENGTH, NEARNESS = 5, 0.5, 3.0
 _REACH = 0.01  # distances below this share of the diagonal hardly count
 _FORBIDDING = 1e6  # the cost of what certain scribbles rule out
-_APART = 1e12  # a weight that keeps the columns of a distance transform to themselves
+_COVERED = 0.8  # more than this share of an image is no few strokes
 
 
 def unary_from_scribbles(
@@ -81,9 +82,10 @@ def unary_from_scribbles(
     near = as_within(nearness, "nearness", 0, 100, "try 3")
     sure = _as_probability(confidence)
     array = as_array(scribbles, "scribbles")
+    n = _count_labels(array, n_labels, unknown)
     colors = _colors_under(array, image, colors)
     steps = observe(array.shape, spacing=spacing).spacing
-    n, known, labels, present = _painted_labels(array, n_labels, unknown)
+    known, labels, present = _painted_labels(array, n, unknown)
     _check_room(colors, len(present), n, k)
     # Labels come first until the end: numbers of one label lie together, which is faster.
     masks = [known & (labels == label) for label in present]
@@ -99,14 +101,23 @@ def unary_from_scribbles(
     return _painted(full, known, labels, sure)
 
 
-def _painted_labels(
-    scribbles: NDArray[Any], n_labels: int | None, unknown: int | None
-) -> tuple[int, NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-    """L, which pixels (*grid,) are painted, their labels (*grid,), and the labels that occur."""
+def _count_labels(scribbles: NDArray[Any], n_labels: int | None, unknown: int | None) -> int:
+    """L, if there is room for the costs of so many."""
     if n_labels is None:
-        whole = scribbles.dtype.kind in "iu"  # others are refused below, or are labels 0 and 1
+        whole = scribbles.dtype.kind in "iu"  # others are refused later, or are labels 0 and 1
         n_labels = 1 + int(scribbles[scribbles != unknown].max(initial=0)) if whole else 2
     n = as_count(n_labels, "n_labels", maximum=MAX_LABELS)
+    check_memory(
+        4.0 * n * scribbles.size, f"A unary of shape {(*scribbles.shape, n)}",
+        "use fewer labels or a smaller image",
+    )
+    return n
+
+
+def _painted_labels(
+    scribbles: NDArray[Any], n: int, unknown: int | None
+) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+    """Which pixels (*grid,) are painted, their labels (*grid,), and the labels that occur."""
     known, labels = check_labels(scribbles, n, unknown)
     present = np.unique(labels[known])
     if len(present) < 2:
@@ -115,7 +126,7 @@ def _painted_labels(
             "paint some pixels of another label."
         )
     _check_unpainted(known, unknown)
-    return n, known, labels, present
+    return known, labels, present
 
 
 def _colors_under(scribbles: NDArray[Any], image: Any, colors: Colors | None) -> Colors:
@@ -147,16 +158,27 @@ def _normalize(costs: NDArray[np.float32]) -> None:
 
 
 def scribble_costs(
-    segmentation: Segmentation, scribbles: NDArray[Any], image: Any, **options: Any
+    segmentation: Segmentation, scribbles: NDArray[Any], image: Any, mask: Any = None,
+    **options: Any,
 ) -> FloatArray:
     """Costs (*grid, L) of scribbles (*grid,) in the ids of a segmentation, painted on an image
-    (*grid[, C]).
+    (*grid[, C]); what both hold outside a `mask` (*grid,) does not matter.
 
     options : what else `unary_from_scribbles` takes.
     """
     if image is None:
         raise InputError("scribbles need the image that they are painted on; pass it.")
-    _check_unpainted(scribbles != segmentation.unknown, segmentation.unknown)
+    known = scribbles != segmentation.unknown
+    _check_unpainted(known, segmentation.unknown)
+    _warn_of_background(scribbles, known)
+    outside = outside_of(mask, scribbles.shape)
+    if (
+        outside is not None and not outside.all()
+        and np.shape(image)[: outside.ndim] == outside.shape
+    ):
+        image, scribbles = as_image(image).copy(), scribbles.copy()
+        scribbles[outside] = segmentation.unknown
+        image[outside] = image[~outside][0]  # any color that occurs: it says nothing of a label
     labels, unknown = segmentation.indices(scribbles)
     return unary_from_scribbles(
         image, labels, len(segmentation.ids), unknown=unknown, **options
@@ -167,8 +189,22 @@ def _check_unpainted(known: NDArray[np.bool_], unknown: int | None) -> None:
     """Refuse scribbles (*grid,) all of which are known: a label map, not a few painted pixels."""
     if known.all():
         raise InputError(
-            f"scribbles must leave pixels unpainted, got none with the value {unknown}; mark them "
-            "with it, or pass the value that marks them as unknown."
+            "scribbles must leave pixels unpainted, got none"
+            f"{'' if unknown is None else f' with the value {unknown}'}; pass unknown=0 if 0 marks "
+            "them, for example."
+        )
+
+
+def _warn_of_background(scribbles: NDArray[Any], known: NDArray[np.bool_]) -> None:
+    """Warn where one label is painted nearly everywhere: it may mark what is not painted."""
+    if known.mean() < _COVERED:
+        return
+    ids, counts = np.unique(scribbles[known], return_counts=True)
+    most = int(counts.argmax())
+    if counts[most] > known.size / 2:
+        warn(
+            f"{ids[most]} is painted on {100 * counts[most] / known.size:.0f} % of the image: pass "
+            f"unknown={ids[most]} if it marks what is not painted."
         )
 
 
@@ -235,38 +271,6 @@ def _log_distances(
     distances = distances_to(marked[None], threads, steps).ravel()
     distances += np.float32(reach)
     return np.log(distances, out=distances)
-
-
-def distances_to(
-    marked: NDArray[np.bool_], threads: int, spacing: Any = 1.0
-) -> NDArray[np.float32]:
-    """Distances (P, *grid) to the nearest of those marked (P, *grid), the diagonal where none is,
-    on grids (H, W) and (Z, H, W).
-
-    spacing : distance between neighbors, or (d,) along each axis.
-    """
-    n, *depth, height, width = marked.shape
-    weights = np.broadcast_to(spacing, marked.ndim - 1).astype(np.float64) ** 2
-    far = float((weights * np.square(marked.shape[1:], dtype=np.float64)).sum())
-    squared = np.where(marked, 0.0, far)
-    squared = _transformed(squared.reshape(-1, height, width), weights[-2:], threads)
-    if depth:  # then from slice to slice, columns apart
-        apart = np.array([weights[0], _APART * max(1.0, weights.max())])
-        squared = _transformed(squared.reshape(n, *depth, height * width), apart, threads)
-    return np.sqrt(squared.astype(np.float32)).reshape(marked.shape)
-
-
-def _transformed(
-    squared: NDArray[np.float64], axis_weights: NDArray[np.float64], threads: int
-) -> NDArray[np.float64]:
-    """Squared distances (B, H, W) after steps along both axes (Felzenszwalb & Huttenlocher), whose
-    squares have these weights, (2,).
-    """
-    images = np.ascontiguousarray(squared)
-    weights = np.tile(axis_weights, (len(images), 1))
-    values, where = np.empty(images.shape), np.empty(images.shape, np.int32)
-    _native.distance_transform(images, weights, np.zeros_like(weights), values, where, threads)
-    return values
 
 
 def _check_room(colors: Colors, n_present: int, n_labels: int, components: int) -> None:
