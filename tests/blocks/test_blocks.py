@@ -1,13 +1,10 @@
 """Blocks: what is read and written, that they agree with the whole, and the bound on how far."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,35 +14,34 @@ from hypothesis import strategies as st
 import crfield
 from crfield import (
     Bilateral,
-    BlockResult,
     DenseCRF,
     Inference,
     InferenceStatus,
-    InputError,
     Pairwise,
     Potts,
     Spatial,
     refine,
-    refine_blocks,
 )
 from crfield.blocks.parts import cut
-from crfield.blocks.seams import SeamBound, outside_share, tails
+from crfield.blocks.seams import SeamBound, SeamMeter, default_overlap, outside_share, tails
 from crfield.cli import main
 from crfield.dense.observation import Window, observe
 from refusal import refusal
 
 RNG = np.random.default_rng(0)
-OPTIONS: dict[str, Any] = {"spatial": 1.5, "bilateral": (3, 20), "tol": 0, "max_iter": 6}
+OPTIONS = {
+    "spatial": 1.5, "bilateral": (3, 20), "bilateral_weight": 6, "tol": 0, "max_iter": 6
+}
 
 
-def refine_in_blocks(image: Any, segmentation: Any, **options: Any) -> BlockResult:
+def refine_in_blocks(image, segmentation, **options):
     """`refine_blocks`, how to infer given as `refine` takes it."""
     names = [each.name for each in dataclasses.fields(Inference)]
     how = {name: options.pop(name) for name in names if name in options}
-    return refine_blocks(image, segmentation, inference=Inference(**how), **options)
+    return crfield.refine_blocks(image, segmentation, inference=Inference(**how), **options)
 
 
-def problem(filter: str = "auto") -> tuple[Any, Any, Any]:
+def problem(filter="auto"):
     """An image of two shapes, its noisy label map and probabilities; few rows for exact sums."""
     rng = np.random.default_rng(3)
     y, x = np.mgrid[:48, :90]
@@ -61,7 +57,7 @@ def problem(filter: str = "auto") -> tuple[Any, Any, Any]:
     return image[rows], labels[rows], soft[rows]
 
 
-def distance(one: Any, other: Any) -> Any:
+def distance(one, other):
     return 0.5 * np.abs(one - other).sum(-1)
 
 
@@ -69,9 +65,7 @@ def distance(one: Any, other: Any) -> Any:
     grid=st.lists(st.integers(1, 30), min_size=1, max_size=3), block=st.integers(4, 15),
     overlap=st.integers(0, 9),
 )
-def test_cores_cover_the_grid_once_and_windows_reach_around_them(
-    grid: list[int], block: int, overlap: int
-) -> None:
+def test_cores_cover_the_grid_once_and_windows_reach_around_them(grid, block, overlap):
     count = np.zeros(grid, int)
     for each in cut(grid, (block,) * len(grid), (overlap,) * len(grid)):
         count[each.core] += 1
@@ -85,7 +79,7 @@ def test_cores_cover_the_grid_once_and_windows_reach_around_them(
 
 
 @pytest.mark.parametrize("filter", ["auto", "lattice", "exact"])
-def test_blocks_that_see_everything_give_what_the_whole_gives(filter: str) -> None:
+def test_blocks_that_see_everything_give_what_the_whole_gives(filter):
     image, labels, soft = problem(filter)
     for segmentation in (labels, soft):
         whole = refine(image, segmentation, filter=filter, **OPTIONS)
@@ -100,7 +94,7 @@ def test_blocks_that_see_everything_give_what_the_whole_gives(filter: str) -> No
 
 
 @pytest.mark.parametrize("filter", ["auto", "exact"])
-def test_the_error_falls_with_the_overlap_and_stays_below_the_bound(filter: str) -> None:
+def test_the_error_falls_with_the_overlap_and_stays_below_the_bound(filter):
     image, _, soft = problem(filter)
     whole = refine(image, soft, filter=filter, **OPTIONS)
     errors, seams, bounds = [], [], []
@@ -125,7 +119,7 @@ def test_the_error_falls_with_the_overlap_and_stays_below_the_bound(filter: str)
 
 
 @given(seed=st.integers(0, 2**32 - 1), overlap=st.integers(0, 8), weight=st.floats(0.1, 4))
-def test_no_pixel_exceeds_its_bound(seed: int, overlap: int, weight: float) -> None:
+def test_no_pixel_exceeds_its_bound(seed, overlap, weight):
     rng = np.random.default_rng(seed)
     image, costs = rng.integers(0, 256, (4, 24, 1)), rng.random((4, 24, 3)) * rng.uniform(0.1, 8)
     mu = rng.uniform(0, 1, (3, 3))
@@ -136,7 +130,7 @@ def test_no_pixel_exceeds_its_bound(seed: int, overlap: int, weight: float) -> N
         Pairwise(Bilateral(2.0, 90.0, color_scale=1.0), crfield.Symmetric(mu)),
         Pairwise(Bilateral(covariance=mixed, color_scale=1.0), Potts(0.5)),
     ])
-    how: dict[str, Any] = {"filter": "exact", "tol": 0, "max_iter": 4}
+    how = {"filter": "exact", "tol": 0, "max_iter": 4}
     whole = model.infer(image, costs, **how).marginals
     for block in cut((4, 24), (4, 9), (overlap, overlap)):
         part = (image[block.window], costs[block.window])
@@ -149,7 +143,47 @@ def test_no_pixel_exceeds_its_bound(seed: int, overlap: int, weight: float) -> N
         assert (distance(found, whole[block.window]) <= limit.on_grid() + 1e-12).all()
 
 
-def test_bounds_sum_kernels_as_inference_does() -> None:
+def test_the_bound_is_reached_where_all_beyond_is_certain_of_the_other_label():
+    # Two labels, no normalization and no colors: nothing in the derivation is then left to spare.
+    costs = np.tile([0.0, 2.0], (1, 12, 1))
+    costs[:, 6:] = [60.0, 0.0]
+    model = DenseCRF(2, [Pairwise(Spatial(1.0, normalization="none"), Potts(0.4))])
+    how = {"filter": "exact", "tol": 0, "max_iter": 4}
+    whole = model.infer(None, costs, **how).marginals
+    block = cut((1, 12), (1, 6), (0, 0))[0]
+    window = Window((0, 0), (1, 12))
+    limit = SeamBound(
+        model, observe((1, 6), window=window), block, np.dtype(np.float64),
+        Inference(filter="exact", threads=1),
+    )
+    part = costs[block.window]
+    found = model.infer(None, part, window=window, callback=limit.follow, **how).marginals
+    np.testing.assert_allclose(distance(found, whole[block.window]), limit.on_grid(), rtol=1e-4)
+
+
+def test_the_mean_bound_is_that_of_all_pixels_whatever_their_block():
+    costs = np.random.default_rng(2).random((1, 7, 2))
+    model, how = DenseCRF(2, [Pairwise(Spatial(1.5), Potts(1))]), Inference(tol=0, max_iter=3)
+    probabilities = np.exp(-costs) / np.exp(-costs).sum(-1, keepdims=True)
+    found = crfield.refine_blocks(
+        None, probabilities, model=model, inference=how, block=(1, 4), overlap=0, bound=True
+    )
+    limits = []
+    for block in cut((1, 7), (1, 4), (0, 0)):
+        part, window = probabilities[block.window], Window((0, block.window[1].start), (1, 7))
+        seen = observe(part.shape[:-1], window=window)
+        limit = SeamBound(model, seen, block, part.dtype, how)
+        model.infer(
+            None, crfield.unary_from_probabilities(part), window=window, callback=limit.follow,
+            tol=0, max_iter=3,
+        )
+        limits.append(limit.on_grid().ravel())
+    assert [len(each) for each in limits] == [4, 3]
+    assert found.seams.bound_mean == pytest.approx(np.concatenate(limits).mean())
+    assert found.seams.bound_largest == pytest.approx(np.concatenate(limits).max())
+
+
+def test_bounds_sum_kernels_as_inference_does():
     image, _, soft = problem("exact")
     model = DenseCRF(3, [Pairwise(Bilateral(3, 20), Potts(2))])
     block = cut(soft.shape[:2], soft.shape[:2], (0, 0))[0]
@@ -164,7 +198,7 @@ def test_bounds_sum_kernels_as_inference_does() -> None:
     assert not np.array_equal(exact, lattice)
 
 
-def test_tails_are_the_weight_that_a_window_misses() -> None:
+def test_tails_are_the_weight_that_a_window_misses():
     kernel, whole, spacing = Spatial([2.0, 3.0]), (11, 17), np.array([1.0, 1.5])
     places = [np.arange(n) * step for n, step in zip(whole, spacing, strict=True)]
     along = [
@@ -181,7 +215,17 @@ def test_tails_are_the_weight_that_a_window_misses() -> None:
         assert least <= weights.sum((2, 3)).min() + 1e-12
 
 
-def test_share_outside_is_that_of_a_gaussian() -> None:
+def test_default_overlap_is_twice_the_widest_sigma_and_at_least_8():
+    model = DenseCRF(2, [
+        Pairwise(Spatial([2.0, 30.0]), Potts(1)), Pairwise(Bilateral(10.2, 5), Potts(1)),
+    ])
+    assert default_overlap(model, 2) == (21, 60)
+    assert default_overlap(model, 2, spacing=(1.0, 5.0)) == (21, 12)
+    assert default_overlap(DenseCRF(2, [Pairwise(Spatial(3), Potts(1))]), 3) == (8, 8, 8)
+    assert default_overlap(DenseCRF(2), 1) == (8,)
+
+
+def test_share_outside_is_that_of_a_gaussian():
     model = DenseCRF(2, [Pairwise(Spatial(2), Potts(1)), Pairwise(Bilateral(10, 5), Potts(1))])
     assert outside_share(model, 20, grid_dim=1) == pytest.approx(0.0455, abs=1e-4)
     assert outside_share(model, 20) == pytest.approx(1 - (1 - 0.0455) ** 2, abs=1e-4)
@@ -193,7 +237,39 @@ def test_share_outside_is_that_of_a_gaussian() -> None:
     assert "spacing" in refusal(outside_share, model, 20, spacing=0)
 
 
-def test_blocks_that_do_not_overlap_are_not_compared() -> None:
+def test_seams_are_compared_at_the_pixels_beyond_the_face():
+    """Column 3 of six: the last that the first block sees, and the second one's second."""
+    first, second = np.full((2, 2, 4, 2), 0.5)
+    first[:, 3] = [[0.7, 0.3], [0.6, 0.4]]
+    second[:, 1] = [[0.2, 0.8], [0.9, 0.1]]
+    meter = SeamMeter()
+    for block, marginals in zip(cut((2, 6), (2, 3), (0, 1)), (first, second), strict=True):
+        meter.add(block, (2, 6), marginals)
+    found = meter.seams()
+    assert (found.pixels, found.differing) == (2, 0.5)
+    assert found.mean == pytest.approx((0.5 + 0.3) / 2)
+    assert found.largest == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("of_blocks", "expected"), [
+    (("ROUNDING", "MAX_ITER", "CONVERGED"), "MAX_ITER"),
+    (("CONVERGED", "ROUNDING", "CONVERGED"), "ROUNDING"),
+    (("CONVERGED", "CONVERGED", "CONVERGED"), "CONVERGED"),
+])
+def test_the_status_is_that_of_the_block_that_got_least_far(of_blocks, expected, monkeypatch):
+    image, labels, _ = problem()
+    infer, names = DenseCRF.infer, iter(of_blocks)
+
+    def told(*arguments, **options):
+        result = infer(*arguments, **options)
+        return dataclasses.replace(result, status=InferenceStatus[next(names)])
+
+    monkeypatch.setattr(DenseCRF, "infer", told)
+    found = refine_in_blocks(image, labels, block=(48, 30), overlap=0)
+    assert found.status is InferenceStatus[expected]
+
+
+def test_blocks_that_do_not_overlap_are_not_compared():
     image, labels, _ = problem()
     found = refine_in_blocks(image, labels, block=np.array(30), overlap=0)
     assert found.block == (30, 30)
@@ -205,7 +281,7 @@ def test_blocks_that_do_not_overlap_are_not_compared() -> None:
     assert "% of labels differ at seams" in repr(again)
 
 
-def test_colors_have_one_scale_and_labels_one_set_of_ids() -> None:
+def test_colors_have_one_scale_and_labels_one_set_of_ids():
     image, labels, _ = problem()
     floats = (image / 255.0).astype(np.float32)
     floats[:, 60:] *= 255  # the left blocks alone would take this for an image within [0, 1]
@@ -225,14 +301,20 @@ def test_colors_have_one_scale_and_labels_one_set_of_ids() -> None:
     assert found.label_ids.tolist() == [0, 1, 900]
 
 
-def test_other_forms_of_segmentations_mean_what_they_mean_to_refine() -> None:
+def test_other_forms_of_segmentations_mean_what_they_mean_to_refine():
     image, _, soft = problem()
-    forms: list[tuple[Any, dict[str, Any]]] = [
+    few = np.zeros(image.shape[:2], bool)
+    few[:40, :50] = True  # so few that the whole is summed exactly
+    forms = [
         (soft[..., 0], {}), (np.moveaxis(soft, -1, 0), {"layout": "channels_first"}),
+        (np.moveaxis(soft, -1, 0), {}), (np.log(soft) + 3.0, {"logits": True}),
+        (soft[::4, ::4], {}), (soft[::3, ::3, 0], {}),
+        ((soft.argmax(-1) == 0) * np.uint8(255), {}),
         (soft.astype(np.float32), {"algorithm": "cccp"}),
         ((soft.argmax(-1) == 0) * np.uint8(255), {"unknown": None}),
         (soft.argmax(-1), {"n_labels": 5}), (soft.argmax(-1), {"model": DenseCRF(4)}),
-        (soft, {"mask": image[..., 0] > 30}), (soft, {"spacing": (2.0, 1.0)}),
+        (soft, {"mask": image[..., 0] > 30}), (soft, {"mask": few}),
+        (soft, {"spacing": (2.0, 1.0)}),
     ]
     for segmentation, more in forms:
         both = {**OPTIONS, **more}
@@ -249,7 +331,7 @@ def test_other_forms_of_segmentations_mean_what_they_mean_to_refine() -> None:
     np.testing.assert_allclose(found.marginals, whole.marginals, atol=1e-6)
 
 
-def test_a_block_without_a_masked_pixel_keeps_its_input() -> None:
+def test_a_block_without_a_masked_pixel_keeps_its_input():
     image, _, soft = problem()
     mask = np.zeros(image.shape[:2], bool)
     mask[:20, :20] = True
@@ -262,20 +344,20 @@ def test_a_block_without_a_masked_pixel_keeps_its_input() -> None:
 class Recorder:
     """An array in a file of its own, which remembers how much was asked of it at once."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array):
         self._array, self.shape, self.dtype, self.largest = array, array.shape, array.dtype, 0
 
-    def __getitem__(self, part: Any) -> Any:
+    def __getitem__(self, part):
         found = self._array[part]
         self.largest = max(self.largest, found.size)
         return found
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array__(self, *_, **__):
         raise AssertionError("read whole")
 
 
 @pytest.mark.parametrize("floats", [False, True])
-def test_never_more_than_a_window_is_read(floats: bool) -> None:
+def test_never_more_than_a_window_is_read(floats):
     image, labels, soft = problem()
     stored = Recorder(image.astype(np.float32) / 255 if floats else image)
     other = Recorder(soft if floats else labels)
@@ -286,7 +368,7 @@ def test_never_more_than_a_window_is_read(floats: bool) -> None:
     assert other.largest <= 23 * 23 * 3
 
 
-def test_arrays_of_other_packages_are_read_and_written_by_slices(tmp_path: Path) -> None:
+def test_arrays_of_other_packages_are_read_and_written_by_slices(tmp_path):
     image, labels, _ = problem()
     expected = refine_in_blocks(image, labels, block=30, overlap=5).labels
     mapped = np.lib.format.open_memmap(tmp_path / "image.npy", "w+", image.dtype, image.shape)
@@ -304,7 +386,7 @@ def test_arrays_of_other_packages_are_read_and_written_by_slices(tmp_path: Path)
     assert np.array_equal(stored[...], expected)
 
 
-def test_nibabel_images_are_cut_before_they_are_turned(tmp_path: Path) -> None:
+def test_nibabel_images_are_cut_before_they_are_turned(tmp_path):
     nibabel = pytest.importorskip("nibabel")
     scan = RNG.normal(size=(6, 20, 30)).astype(np.float32)
     coarse = RNG.integers(0, 2, scan.shape, dtype=np.uint8)
@@ -312,19 +394,19 @@ def test_nibabel_images_are_cut_before_they_are_turned(tmp_path: Path) -> None:
         affine = np.diag([1.0, 1.0, 4.0, 1.0])
         nibabel.save(nibabel.Nifti1Image(array.T.copy(), affine), tmp_path / name)
     files = [nibabel.load(tmp_path / name) for name in ("scan.nii", "coarse.nii.gz")]
-    options: dict[str, Any] = {"spatial": 2, "bilateral": (3, 1), "block": 12}
+    options = {"spatial": 2, "bilateral": (3, 1), "block": 12}
     expected = refine_in_blocks(scan, coarse, spacing=(4, 1, 1), **options)
     found = refine_in_blocks(*files, **options)
     assert found.overlap == expected.overlap == (8, 8, 8)
     assert np.array_equal(found.labels, expected.labels)
 
 
-def test_files_appear_when_they_are_complete(tmp_path: Path) -> None:
+def test_files_appear_when_they_are_complete(tmp_path):
     image, labels, _ = problem()
     out, soft = tmp_path / "labels.npy", tmp_path / "soft.npy"
     seen = []
 
-    def watch(done: int, total: int) -> None:
+    def watch(done, total):
         seen.append((done, total))
         assert not out.exists()
         assert not soft.exists()
@@ -339,7 +421,7 @@ def test_files_appear_when_they_are_complete(tmp_path: Path) -> None:
     assert not found.labels.flags.writeable
 
 
-def test_the_callback_stops_and_leaves_no_file(tmp_path: Path) -> None:
+def test_the_callback_stops_and_leaves_no_file(tmp_path):
     image, labels, _ = problem()
     for out in (tmp_path / "labels.npy", None):
         found = refine_in_blocks(
@@ -351,15 +433,8 @@ def test_the_callback_stops_and_leaves_no_file(tmp_path: Path) -> None:
         assert "CALLBACK" in repr(found)
     assert not list(tmp_path.iterdir())
 
-    def fail(done: int, total: int) -> None:
-        raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        refine_in_blocks(image, labels, block=30, out=tmp_path / "labels.npy", callback=fail)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_killed_run_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
+def test_a_killed_run_leaves_nothing_under_the_final_name(tmp_path):
     script = (
         "import os, numpy as np, crfield\n"
         "labels = np.arange(2500).reshape(50, 50) % 2\n"
@@ -373,10 +448,10 @@ def test_a_killed_run_leaves_nothing_under_the_final_name(tmp_path: Path) -> Non
     assert (tmp_path / "out.npy").read_bytes() == b"what was there before"
 
 
-def test_wrong_arguments_get_one_sentence(tmp_path: Path) -> None:
+def test_wrong_arguments_get_one_sentence(tmp_path):
     image, labels, soft = problem()
 
-    def refused(*arguments: Any, **options: Any) -> str:
+    def refused(*arguments, **options):
         return refusal(refine_in_blocks, *(arguments or (image, labels)), **options)
 
     assert "block" in refused(block=0)
@@ -399,10 +474,9 @@ def test_wrong_arguments_get_one_sentence(tmp_path: Path) -> None:
     assert "n_labels" in refused(n_labels=2**40)
     assert "GiB" in refused(n_labels=2**31 - 1)
     assert "callable" in refused(callback=3)
-    with pytest.raises(InputError, match="inference must be an Inference"):
-        refine_blocks(image, labels, inference={"max_iter": 3})
+    message = refusal(crfield.refine_blocks, image, labels, inference={"max_iter": 3})
+    assert "inference must be an Inference" in message
     assert "one size" in refused(image[:-1], labels)
-    assert "channels_first" in refused(image, np.moveaxis(soft, -1, 0))
     assert "color picture" in refused(image, image)
     assert "mask" in refused(mask=np.zeros(labels.shape))
     assert "labels" in refused(model=DenseCRF(3), n_labels=4)
@@ -416,90 +490,80 @@ def test_wrong_arguments_get_one_sentence(tmp_path: Path) -> None:
     assert "block that starts at (24, 60)" in refused(image, bad, block=30, overlap=4)
 
 
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """An image, labels and probabilities, in files of the current folder as well."""
+    monkeypatch.chdir(tmp_path)
+    image, labels, soft = problem()
+    soft = soft.astype(np.float32)
+    for name, array in (("image", image), ("labels", labels), ("soft", soft)):
+        np.save(f"{name}.npy", array)
+    return image, labels, soft
+
+
+def command(image, *arguments):
+    return main(["refine", image, *map(str, arguments)])
+
+
 class TestCommand:
-    def files(self, folder: Path) -> tuple[Any, Any, Any]:
-        image, labels, soft = problem()
-        np.save(folder / "image.npy", image)
-        np.save(folder / "labels.npy", labels)
-        np.save(folder / "soft.npy", soft.astype(np.float32))
-        return image, labels, soft.astype(np.float32)
-
-    def run(self, *arguments: Any) -> int:
-        return main(["refine", *map(str, arguments)])
-
-    def test_labels_and_probabilities(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        image, labels, soft = self.files(tmp_path)
-        for option, segmentation in (("labels", labels), ("soft", soft)):
-            out = tmp_path / f"out_{option}.npy"
-            flag = "--labels" if option == "labels" else "--probabilities"
-            code = self.run(
-                tmp_path / "image.npy", flag, tmp_path / f"{option}.npy", "--block", 30,
-                "--overlap", 6, "-o", out, "--marginals", "--json",
-            )
-            assert code == 0
+    def test_labels_and_probabilities(self, files, capsys):
+        image, labels, soft = files
+        for flag, name, segmentation in (
+            ("--labels", "labels", labels), ("--probabilities", "soft", soft)
+        ):
+            assert command(
+                "image.npy", flag, f"{name}.npy", "--block", 30, "--overlap", 6, "-o",
+                f"out_{name}.npy", "--marginals", "--json",
+            ) == 0
             found = refine_in_blocks(image, segmentation, block=30, overlap=6, marginals=True)
-            assert np.array_equal(np.load(out), found.labels)
-            stored = np.load(tmp_path / f"out_{option}_marginals.npy")
-            assert np.array_equal(stored, found.marginals)
+            assert np.array_equal(np.load(f"out_{name}.npy"), found.labels)
+            assert np.array_equal(np.load(f"out_{name}_marginals.npy"), found.marginals)
             record = json.loads(capsys.readouterr().out)
             assert record["n_blocks"] == 6
             assert record["overlap"] == [6, 6]
             assert record["seams"]["pixels"] == found.seams.pixels
             assert sum(record["label_counts"].values()) == labels.size
 
-    def test_volumes_keep_their_affine(self, tmp_path: Path) -> None:
+    def test_volumes_keep_their_affine(self, tmp_path, monkeypatch):
         nibabel = pytest.importorskip("nibabel")
+        monkeypatch.chdir(tmp_path)
         scan = RNG.normal(size=(4, 12, 20)).astype(np.float32)
         coarse = RNG.integers(0, 2, scan.shape, dtype=np.uint8)
         affine = np.diag([1.0, 2.0, 3.0, 1.0])
         for name, array in (("scan", scan), ("coarse", coarse), ("floats", coarse * 1.0)):
-            path = tmp_path / f"{name}.nii"
-            nibabel.save(nibabel.Nifti1Image(array.T.copy(), affine), path)
+            nibabel.save(nibabel.Nifti1Image(array.T.copy(), affine), f"{name}.nii")
         expected = refine_in_blocks(scan, coarse, spacing=(3, 2, 1), block=10, spatial=2)
         for labels in ("coarse.nii", "floats.nii"):
-            out = tmp_path / "out.nii.gz"
-            assert self.run(
-                tmp_path / "scan.nii", "--labels", tmp_path / labels, "--block", 10,
-                "--spatial", 2, "-o", out, "-v",
-            ) == 0
-            written = nibabel.load(out)
+            options = ("--block", 10, "--spatial", 2, "-o", "out.nii.gz", "-v", "--overwrite")
+            assert command("scan.nii", "--labels", labels, *options) == 0
+            written = nibabel.load("out.nii.gz")
             assert np.array_equal(written.affine, affine)
             assert np.array_equal(np.asarray(written.dataobj).T, expected.labels)
 
-    def test_a_limit_that_is_given_holds(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        image, *_ = self.files(tmp_path)
-        pixels = image[..., 0].size
-        for flag, name in (("--labels", "labels"), ("--probabilities", "soft")):
-            files = (tmp_path / "image.npy", flag, tmp_path / f"{name}.npy", "--block", 30)
-            out = ("-o", tmp_path / "o.npy", "--overlap", 4)
-            assert self.run(*files, *out, "--max-pixels", pixels - 1) == 2
+    def test_a_limit_that_is_given_holds(self, files, capsys):
+        pixels = files[1].size
+        for flag, name in (("--labels", "labels.npy"), ("--probabilities", "soft.npy")):
+            given = ("image.npy", flag, name, "--block", 30, "-o", "o.npy", "--overlap", 4)
+            assert command(*given, "--max-pixels", pixels - 1) == 2
             assert "--max-pixels" in capsys.readouterr().err
-            assert not (tmp_path / "o.npy").exists()
-            assert self.run(*files, *out, "--max-pixels", pixels) == 0
-            (tmp_path / "o.npy").unlink()
+            assert not Path("o.npy").exists()
+            assert command(*given, "--max-pixels", pixels) == 0
+            Path("o.npy").unlink()
 
-    def test_the_default_limit_is_not_for_blocks(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.files(tmp_path)
+    @pytest.mark.usefixtures("files")
+    def test_the_default_limit_is_not_for_blocks(self, monkeypatch):
         for module in ("crfield.cli.refine_blocks", "crfield.cli.refine_options"):
             monkeypatch.setattr(f"{module}.DEFAULT_MAX_PIXELS", 10)
-        files = (tmp_path / "image.npy", "--labels", tmp_path / "labels.npy", "--block", 30)
-        assert self.run(*files, "--overlap", 4, "-o", tmp_path / "o.npy") == 0
+        given = ("image.npy", "--labels", "labels.npy", "--block", 30)
+        assert command(*given, "--overlap", 4, "-o", "o.npy") == 0
 
-    def test_what_clashes_is_refused(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        self.files(tmp_path)
-        files = (tmp_path / "image.npy", "--labels", tmp_path / "labels.npy")
-        assert self.run(*files, "--overlap", 5, "-o", tmp_path / "o.npy") == 2
-        assert "--block" in capsys.readouterr().err
-        assert self.run(*files, "--block", 30, "--overlay", "-o", tmp_path / "o.npy") == 2
-        assert "--overlay" in capsys.readouterr().err
-        assert self.run(*files, "--block", 30, "-o", tmp_path / "labels.npy") == 2
-        assert "no input" in capsys.readouterr().err
-        assert not (tmp_path / "o.npy").exists()
+    @pytest.mark.usefixtures("files")
+    def test_what_clashes_is_refused(self, capsys):
+        for options, words in (
+            (("--overlap", 5, "-o", "o.npy"), "--block"),
+            (("--block", 30, "--overlay", "-o", "o.npy"), "--overlay"),
+            (("--block", 30, "-o", "labels.npy"), "no input"),
+        ):
+            assert command("image.npy", "--labels", "labels.npy", *options) == 2
+            assert words in capsys.readouterr().err
+        assert not Path("o.npy").exists()

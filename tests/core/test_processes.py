@@ -1,18 +1,21 @@
 """Threads and processes: forks in the midst of work, spawned workers, joblib, shared models."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextvars import Context
 
 import numpy as np
 import pytest
 
 from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial, graphcut, graphs, patterns
+from crfield._core.locks import hold, open_alone
+from refusal import refusal
 
 RNG = np.random.default_rng(7)
 IMAGE = RNG.integers(0, 256, (24, 20, 3), dtype=np.uint8)
@@ -29,16 +32,16 @@ SHAPE_COSTS = patterns.PatternInputs(RNG.normal(size=(3, 5, 6, 2)))
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="only POSIX systems fork")
 
 
-def dense(number):
-    return MODEL.infer(IMAGE, UNARIES[number], max_iter=3, tol=0, threads=2).marginals
+def dense(number, model=MODEL):
+    return model.infer(IMAGE, UNARIES[number], max_iter=3, tol=0, threads=2).marginals
 
 
 def chain(number):
     return graphs.infer(graphs.Chains(CHAINS[0] + number, CHAINS[1]), threads=2).marginals
 
 
-def grid(number):
-    return graphs.infer(GRID, max_iter=5 + number, tol=0, threads=2).marginals
+def grid(number, graph=GRID):
+    return graphs.infer(graph, max_iter=5 + number, tol=0, threads=2).marginals
 
 
 def cut(number):
@@ -46,8 +49,8 @@ def cut(number):
     return graphcut.cut_grids(costs[None], WEIGHTS[None], threads=2).labels
 
 
-def shapes(number):
-    return patterns.sample(SHAPES, SHAPE_COSTS, n_passes=2, seed=number, threads=2)
+def shapes(number, model=SHAPES):
+    return patterns.sample(model, SHAPE_COSTS, n_passes=2, seed=number, threads=2)
 
 
 KINDS = {"dense": dense, "chain": chain, "grid": grid, "cut": cut, "shapes": shapes}
@@ -190,15 +193,8 @@ def test_joblib(backend):
 def test_what_goes_to_other_processes_survives_pickling(thing):
     copy = pickle.loads(pickle.dumps(thing))
     assert type(copy) is type(thing)
-    if thing is MODEL:
-        found = copy.infer(IMAGE, UNARIES[0], max_iter=3, tol=0, threads=2).marginals
-        assert np.array_equal(found, dense(0))
-    elif thing is GRID:
-        found = graphs.infer(copy, max_iter=5, tol=0, threads=2).marginals
-        assert np.array_equal(found, grid(0))
-    elif thing is SHAPES:
-        found = patterns.sample(copy, SHAPE_COSTS, n_passes=2, seed=0, threads=2)
-        assert np.array_equal(found, shapes(0))
+    use = {MODEL: dense, GRID: grid, SHAPES: shapes}.get(thing)
+    assert use is None or np.array_equal(use(0, copy), use(0))
 
 
 def test_results_and_errors_survive_pickling():
@@ -226,3 +222,69 @@ def test_no_more_threads_to_be_had():
         os.write(sender, b"same" if np.array_equal(dense(0), expected) else b"other")
 
     assert told_by_fork(work_alone) == b"same"
+
+
+def test_subinterpreters_are_refused_in_plain_words():
+    """Also where nothing of it was imported before, so that NumPy would load."""
+    script = """
+import importlib, sys
+name = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+try:
+    interpreters = importlib.import_module(name)
+except ImportError:
+    sys.exit(77)
+if sys.argv[1] == "after":
+    import crfield
+other = interpreters.create()
+interpreters.run_string(other, f'''
+import sys
+sys.path[:] = {sys.path!r}
+try:
+    import crfield
+except ImportError as error:
+    print(error, flush=True)
+''')
+"""
+    for when in ("before", "after"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, when], capture_output=True, text=True, timeout=120
+        )
+        if done.returncode == 77:
+            pytest.skip("this Python has no subinterpreters")
+        assert done.stdout == (
+            "crfield must be imported in the main interpreter, got a subinterpreter, where NumPy "
+            "and its compiled core cannot be loaded; use threads or processes instead.\n"
+        ), done.stderr
+
+
+def test_a_lock_on_a_file_that_is_gone_does_not_count(tmp_path):
+    """Others remove it, then replace it, between the moment it is opened and that of the lock."""
+    path, other = tmp_path / "held", tmp_path / "other"
+    meanwhile = [path.unlink, lambda: other.replace(path), lambda: None]
+    other.touch()
+
+    def opener(name):
+        file = os.open(name, os.O_RDWR | os.O_CREAT)
+        meanwhile.pop(0)()
+        return file
+
+    file = open_alone(path, opener, path)
+    try:
+        assert meanwhile == []
+        assert os.path.samestat(os.fstat(file), path.stat())
+        meanwhile.append(lambda: None)
+        assert "another run" in refusal(open_alone, path, opener, path)
+    finally:
+        os.close(file)
+
+
+def test_a_name_that_was_held_is_free_for_others(tmp_path):
+    path = tmp_path / "held"
+    with hold(path, path), hold(path, path, within=True):
+        pass
+    elsewhere, other = Context(), hold(path, path)
+    elsewhere.run(other.__enter__)
+    try:
+        assert "another run" in refusal(hold(path, path, within=True).__enter__)
+    finally:
+        elsewhere.run(other.__exit__, None, None, None)

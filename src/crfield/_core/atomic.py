@@ -15,16 +15,7 @@ from crfield._core.validate import InputError
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Name of a temporary file beside `path` that takes its place once it is safely on the disk."""
-    try:
-        target = Path(os.path.realpath(path))
-        taken = target.exists() and not target.is_file()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"cannot write {str(path)!r}: {str(reason).lower()}; choose another name."
-        ) from None
-    if taken:
-        raise InputError(f"cannot write {path}: it is not a regular file; choose another name.")
+    target = file_to_replace(path)
     # The suffix stays last, because the writers choose their format by it.
     suffixes = "".join(target.suffixes[-2:])
     temporary = target.with_name(f".{secrets.token_hex(8)}{suffixes}")
@@ -40,6 +31,21 @@ def atomic_path(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # there is none if its folder is missing or is no folder
             temporary.unlink()
+
+
+def file_to_replace(path: Path) -> Path:
+    """The file itself where `path` is a link to it; only a regular file may be there already."""
+    try:
+        target = Path(os.path.realpath(path))
+        taken = target.exists() and not target.is_file()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"cannot write {str(path)!r}: {str(reason).lower()}; choose another name."
+        ) from None
+    if taken:
+        raise InputError(f"cannot write {path}: it is not a regular file; choose another name.")
+    return target
 
 
 def check_writable(path: Path) -> None:

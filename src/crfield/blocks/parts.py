@@ -6,8 +6,8 @@ import itertools
 import math
 import os
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield._core.atomic import atomic_path
+from crfield._core.atomic import file_to_replace
 from crfield._core.foreign import UnusableArray, is_from, is_spatial_image, turned_voxels
+from crfield._core.locks import hold
 from crfield._core.validate import (
     InputError,
     as_array,
@@ -26,6 +27,7 @@ from crfield._core.validate import (
     check_memory,
     shown,
 )
+from crfield.blocks.unfinished import unfinished_npy, writing
 
 Slices = tuple[slice, ...]
 
@@ -139,63 +141,86 @@ class _TurnedImage:
 
 
 class Target:
-    """Where parts of a result go; `array` is None once a file has taken its place."""
+    """Where parts of a result go; `array` is None once a file has taken its place.
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
+    path : the file that is being written, if it is one.
+    """
+
+    def __init__(self, array: Any, name: str, path: Path | None = None) -> None:
+        self.array, self._name, self.path = array, name, path
 
     def write(self, part: Slices, values: NDArray[Any]) -> None:
         """Write one part of the grid."""
         self.array[part] = values
 
+    def read(self, part: Slices) -> NDArray[Any]:
+        """One part of the grid as it was written."""
+        return as_array(self.array[part], self._name)
 
-def check_apart(out: Any, marginals: Any) -> None:
-    """Refuse one file for both results."""
-    files = [each for each in (out, marginals) if isinstance(each, str | os.PathLike)]
+    def sync(self) -> None:
+        """Bring what was written to the disk."""
+        if self.path is not None:
+            with writing(self.path):
+                self.array.flush()
+
+
+def is_file(out: Any) -> bool:
+    """Whether a result goes to a file that is named."""
+    return isinstance(out, str | os.PathLike)
+
+
+def check_apart(out: Any, marginals: Any, inputs: Mapping[str, Any]) -> None:
+    """Refuse one file for both results, or for a result and an input that is mapped from it."""
+    files = [each for each in (out, marginals) if is_file(each)]
     if len(files) == 2 and os.path.realpath(files[0]) == os.path.realpath(files[1]):
         raise InputError(
             f"out and marginals must be different files, got {files[0]} for both; rename one."
         )
+    mapped = {name: given for name, given in inputs.items() if hasattr(given, "filename")}
+    for name, given in mapped.items():
+        for path in files:
+            with suppress(OSError, TypeError):  # there is no such file, or it has no name
+                if os.path.samefile(path, given.filename):
+                    raise InputError(
+                        f"out and marginals must be no input, got {path}, which {name} is read "
+                        "from; choose another name."
+                    )
 
 
 @contextmanager
 def open_target(
-    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str
+    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str,
+    keeps: Callable[[bool], bool],
 ) -> Iterator[Target]:
     """Somewhere to write an array part by part: `out` itself, a new array for None, or for the name
     of a .npy file a memory map that becomes this file when all is written.
+
+    keeps : whether the unfinished file stays after an error, given whether it was there before.
     """
     if out is None:
         check_memory(
             float(math.prod(shape)) * dtype.itemsize, f"{name} of shape {shape} as {dtype}",
             "pass the name of a .npy file to write to",
         )
-        yield Target(np.zeros(shape, dtype))
-    elif isinstance(out, str | os.PathLike):
+        yield Target(np.zeros(shape, dtype), name)
+    elif is_file(out):
         path = as_path(out)
         if path.suffix.lower() != ".npy":
             raise InputError(
                 f"{name} must be an array or a file ending in .npy, got {path}; choose such a name."
             )
-        with atomic_path(path) as temporary:
-            target = Target(_reserved(temporary, shape, dtype))
+        with (
+            hold(file_to_replace(path), path, within=True),
+            unfinished_npy(path, shape, dtype, keeps) as mapped,
+        ):
+            target = Target(mapped, name, path)
+            del mapped
             yield target
-            target.array.flush()
+            target.sync()
             target.array = None  # closed before the file is renamed, as some systems require
     else:
         _check_target(out, shape, dtype, name)
-        yield Target(out)
-
-
-def _reserved(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
-    """A memory map of a new .npy file whose room on the disk is taken already: running out of it
-    later would end the program.
-    """
-    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    if hasattr(os, "posix_fallocate"):
-        with path.open("rb+") as stream:
-            os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
-    return mapped
+        yield Target(out, name)
 
 
 def _check_target(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:

@@ -7,9 +7,8 @@ What is left is what a window does not see; `crfield.blocks.seams` measures and 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crfield._core.alignment import beside_scan
-from crfield._core.validate import FloatArray, InputError, image_spacing, shown
+from crfield._core.atomic import file_to_replace
+from crfield._core.progress import shown_progress
+from crfield._core.validate import (
+    FloatArray,
+    InputError,
+    as_path,
+    image_spacing,
+    shown,
+)
 from crfield.blocks.inputs import BlockInputs, count_selected, open_inputs, same_everywhere
-from crfield.blocks.parts import Block, Target, as_sides, check_apart, cut, open_target
+from crfield.blocks.parts import (
+    Block,
+    Target,
+    as_sides,
+    check_apart,
+    cut,
+    is_file,
+    open_target,
+)
+from crfield.blocks.record import Finished, Record, digest, digest_of_run
 from crfield.blocks.seams import SeamBound, SeamMeter, Seams, check_bound, default_overlap
 from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
@@ -91,6 +107,7 @@ def refine_blocks(
     marginals: Any = None,
     bound: bool = False,
     callback: BlockCallback | None = None,
+    progress: bool = False,
     model: DenseCRF | None = None,
     scale: float | str | None = None,
     spatial: Any = "auto",
@@ -117,10 +134,15 @@ def refine_blocks(
     overlap : pixels beyond a block on every side that it is computed from; None is twice the widest
         positional sigma, at least 8. Memory is that of `refine` on block + 2 overlap.
     out : where labels go: None for a new array, an array (*grid,) that can be assigned by slices,
-        or the name of a .npy file, which appears when it is complete.
-    marginals : where marginals (*grid, L) go likewise; None drops them, True makes a new array.
+        or the name of a .npy file, which appears when it is complete. If it is cut short, by a
+        signal or an error, the same call goes on after the blocks that were finished, to the same
+        result; another call with this name starts anew.
+    marginals : where marginals (*grid, L) go likewise; None drops them, True makes a new array,
+        which cannot go on after the program has ended.
     bound : whether to bound the error too, for about one more filter per term and iteration.
-    callback : called as callback(blocks done, blocks in all) after each block; True stops.
+    callback : called as callback(blocks done, blocks in all) after each block; True stops, and
+        leaves nothing to go on from.
+    progress : whether to show a bar of the blocks.
     inference : an `Inference`; None is its defaults, those of `refine`. Blocks stop at `tol` each
         by itself; with tol=0 all take `max_iter` iterations.
     mask : boolean (*grid,), of the same kinds, or None.
@@ -138,7 +160,10 @@ def refine_blocks(
     check_layout(layout)
     check_model(model)
     how = _checked(inference, callback)
-    check_apart(out, marginals)
+    check_apart(
+        out, marginals,
+        {"image": image, "probabilities_or_labels": probabilities_or_labels, "mask": mask},
+    )
     inputs = open_inputs(
         image, beside_scan(probabilities_or_labels, image), mask, layout, logits,
         n_labels if model is None else model.n_labels,
@@ -170,9 +195,13 @@ def refine_blocks(
     if bound:
         check_bound(crf, crf.chosen_algorithm(how.algorithm))
     work = _Work(inputs, segmentation, crf, spacing, how, bound, count_selected(inputs, cores))
-    labels, soft, stopped = _write_all(
-        work, cut(grid, sides, margins), out, None if marginals is False else marginals, callback
-    )
+    blocks = cut(grid, sides, margins)
+    bar = shown_progress("block", len(blocks), callback) if progress else nullcontext(callback)
+    with bar as told:
+        labels, soft, stopped = _write_all(
+            work, blocks, out, None if marginals is False else marginals, told,
+            work.run(sides, margins),
+        )
     return BlockResult(
         labels=labels, marginals=soft, label_ids=segmentation.ids, n_blocks=work.n_done,
         block=sides, overlap=margins, seams=work.seams(),
@@ -196,44 +225,115 @@ def _checked(inference: Any, callback: Any) -> Inference:
 
 def _write_all(
     work: _Work, blocks: Sequence[Block], out: Any, marginals: Any,
-    callback: BlockCallback | None,
+    callback: BlockCallback | None, run: str,
 ) -> tuple[Any, Any, bool]:
     """Labels and marginals of all blocks where they were asked for, and whether `callback` stopped
-    before the last one.
+    before the last one; `run` names the run in its record.
     """
     grid, ids = work.inputs.grid, work.segmentation.ids
     kept = None if marginals is True else marginals
     dtype = label_dtype(int(ids[0]), int(ids[-1]))
     soft: Target | None = None
     stopped = False
+    files = [file_to_replace(as_path(each)) for each in (out, kept) if is_file(each)]
+    # Marginals in an array are lost with the program, and labels do not tell them.
+    active = marginals is None or is_file(kept)
+    record = Record(files, run, work.inputs.work_dtype, active)
+    work.is_recorded = record.active
     try:
-        with ExitStack() as files:
-            labels = files.enter_context(open_target(out, grid, dtype, "out"))
+        with ExitStack() as opened:
+            # Left in the reverse order: labels get their name before the marginals from which they
+            # could be made again, and the record goes last.
+            opened.enter_context(record)
             if marginals is not None:
-                soft = files.enter_context(
-                    open_target(kept, (*grid, len(ids)), work.inputs.work_dtype, "marginals")
-                )
-            for done, each in enumerate(blocks, 1):
-                q = work.marginals(each)
-                labels.write(each.core, ids[q.argmax(-1)].astype(dtype))
-                if soft is not None:
-                    soft.write(each.core, q)
+                soft = opened.enter_context(open_target(
+                    kept, (*grid, len(ids)), work.inputs.work_dtype, "marginals", record.keeps
+                ))
+            labels = opened.enter_context(open_target(out, grid, dtype, "out", record.keeps))
+            results = _Results(ids, dtype, labels, soft)
+            record.go_on(lambda number, entry: (
+                number < len(blocks) and _still_holds(work, results, blocks[number], entry)
+            ))
+            for done, each in enumerate(blocks[record.n_finished :], record.n_finished + 1):
+                results.write(each, work.marginals(each))
+                if record.active:
+                    results.sync()
+                    record.append(work.finished(each, results.digest(each)))
                 if callback is not None and callback(done, len(blocks)) and done < len(blocks):
+                    record.give_up()
                     raise _Stopped
     except _Stopped:
         stopped = True
+    except BaseException as error:
+        if not record.remains:
+            raise
+        note = (
+            f"{record.n_finished} of {len(blocks)} blocks are finished and kept; run the same "
+            "again to go on"
+        )
+        if isinstance(error, InputError):
+            raise InputError(f"{str(error).rstrip('.')}; {note}.") from error
+        error.add_note(f"{note}.")
+        raise
     return (
         _written(out, labels, stopped),
         None if soft is None else _written(kept, soft, stopped), stopped,
     )
 
 
+def _still_holds(work: _Work, results: _Results, block: Block, entry: Finished) -> bool:
+    """Whether a block that was finished earlier need not be done again; if so, all is as if it had
+    been done now.
+    """
+    if work.digest(block) != entry.seen or results.digest(block) != entry.written:
+        return False
+    results.restore(block)
+    work.restore(block, entry)
+    return True
+
+
 class _Stopped(Exception):
     """Leaves the files of an unfinished result unwritten."""
 
 
+class _Results:
+    """Labels (*grid,) and, where they were asked for, marginals (*grid, L).
+
+    A later run goes on from the marginals if they are in a file, and otherwise from the labels.
+    """
+
+    def __init__(
+        self, ids: NDArray[np.int64], dtype: np.dtype[Any], labels: Target, soft: Target | None
+    ) -> None:
+        self._ids, self._dtype, self._labels, self._soft = ids, dtype, labels, soft
+        self._stored = labels if soft is None else soft
+
+    def write(self, block: Block, marginals: FloatArray) -> None:
+        """Write the result of a block, marginals (*core, L)."""
+        self._labels.write(block.core, self._ids[marginals.argmax(-1)].astype(self._dtype))
+        if self._soft is not None:
+            self._soft.write(block.core, marginals)
+
+    def sync(self) -> None:
+        """Bring what a later run goes on from to the disk."""
+        self._stored.sync()
+
+    def digest(self, block: Block) -> str:
+        """A digest of what is stored of a block."""
+        return digest(self._stored.read(block.core))
+
+    def restore(self, block: Block) -> None:
+        """Have the labels of a block whose marginals are there."""
+        if self._soft is not None:
+            found = self._soft.read(block.core)
+            self._labels.write(block.core, self._ids[found.argmax(-1)].astype(self._dtype))
+
+
 class _Work:
-    """Inference on one block after another, and what is learned about the seams meanwhile."""
+    """Inference on one block after another, and what is learned about the seams meanwhile.
+
+    is_recorded : whether `finished` will be asked for.
+    """
 
     def __init__(
         self, inputs: BlockInputs, segmentation: Segmentation, model: DenseCRF, spacing: Any,
@@ -245,7 +345,18 @@ class _Work:
         self._meter = SeamMeter()
         self._bounds: list[tuple[int, float, float]] | None = [] if bound else None
         self._statuses: set[InferenceStatus] = set()
+        self._seen, self._last = "", InferenceStatus.CONVERGED  # of the block that was done last
+        self.is_recorded = False
         self.n_done = 0
+
+    def run(self, sides: tuple[int, ...], margins: tuple[int, ...]) -> str:
+        """A digest of everything that results depend on, besides what `digest` looks at."""
+        return digest_of_run(
+            model=self._model, inference=self._inference, segmentation=self.segmentation,
+            spacing=self._spacing, n_selected=self._n_selected, bound=self._bounds is not None,
+            grid=self.inputs.grid, dtype=self.inputs.work_dtype.str,
+            block=sides, overlap=margins,
+        )
 
     def marginals(self, block: Block) -> FloatArray:
         """The marginals of a block's core, (*core, L)."""
@@ -258,9 +369,31 @@ class _Work:
         self.n_done += 1
         return found[block.inner]
 
+    def digest(self, block: Block) -> str:
+        """A digest of what a block is computed from."""
+        return digest(*self.inputs.parts(block.window))
+
+    def finished(self, block: Block, written: str) -> Finished:
+        """What there is to know of the block that was done last, with the digest of its result."""
+        return Finished(
+            self._seen, written, self._last,
+            None if self._bounds is None else self._bounds[-1],
+            self._meter.sums, self._meter.layers(block),
+        )
+
+    def restore(self, block: Block, finished: Finished) -> None:
+        """Be as after this block."""
+        self._meter.restore(block, finished.sums, finished.layers)
+        if self._bounds is not None and finished.bound is not None:
+            self._bounds.append(finished.bound)
+        self._statuses.add(finished.status)
+        self.n_done += 1
+
     def _infer(self, block: Block) -> FloatArray:
         inputs, model = self.inputs, self._model
         values, image, mask = inputs.parts(block.window)
+        if self.is_recorded:
+            self._seen = digest(values, image, mask)
         check_room(model, self.segmentation, values, image, mask)
         unary = self.segmentation.costs(values, mask)
         origin = tuple(part.start for part in block.window)
@@ -280,6 +413,7 @@ class _Work:
         if self._bounds is not None and limits is not None:
             core = limits.on_grid()[block.inner]
             self._bounds.append((core.size, float(core.mean()), float(core.max())))
+        self._last = result.status
         self._statuses.add(result.status)
         return result.marginals
 
@@ -302,6 +436,6 @@ class _Work:
 
 def _written(out: Any, target: Target, stopped: bool) -> Any:
     """What was written to, or the file that has taken its place."""
-    if not isinstance(out, str | os.PathLike):
+    if not is_file(out):
         return target.array
     return None if stopped else np.load(out, mmap_mode="r", allow_pickle=False)

@@ -208,13 +208,34 @@ class SeamMeter:
         for axis, n in enumerate(whole):
             core, window = block.core[axis], block.window[axis]
             if core.start > 0:
-                before = tuple(k - (a == axis) for a, k in enumerate(block.index))
-                other = self._waiting.pop((before, axis), None)
+                other = self._waiting.pop((_before(block, axis), axis), None)
                 if other is not None:
                     self._compare(other, self._layer(block, axis, core.start, marginals))
             if core.stop < min(n, window.stop):
                 layer = self._layer(block, axis, core.stop, marginals)
                 self._waiting[block.index, axis] = layer.copy()
+
+    @property
+    def sums(self) -> tuple[int, int, float, float]:
+        """`count`, `differing`, `total` and `largest`, from which `restore` goes on."""
+        return self.count, self.differing, self.total, self.largest
+
+    def layers(self, block: Block) -> dict[int, FloatArray]:
+        """What waits for the neighbors after a block, (n, L) by axis."""
+        axes = range(len(block.index))
+        return {
+            axis: self._waiting[block.index, axis]
+            for axis in axes if (block.index, axis) in self._waiting
+        }
+
+    def restore(
+        self, block: Block, sums: tuple[int, int, float, float], layers: dict[int, FloatArray]
+    ) -> None:
+        """Be as after the block that led to these sums and left these layers."""
+        self.count, self.differing, self.total, self.largest = sums
+        for axis in range(len(block.index)):
+            self._waiting.pop((_before(block, axis), axis), None)
+        self._waiting.update({(block.index, axis): each for axis, each in layers.items()})
 
     def seams(self) -> Seams:
         """What was found so far."""
@@ -239,6 +260,11 @@ class SeamMeter:
         self.differing += int((one.argmax(-1) != other.argmax(-1)).sum())
         self.total += float(distance.sum())
         self.largest = max(self.largest, float(distance.max()))
+
+
+def _before(block: Block, axis: int) -> tuple[int, ...]:
+    """The index of the neighbor before a block along an axis."""
+    return tuple(k - (a == axis) for a, k in enumerate(block.index))
 
 
 def check_bound(model: DenseCRF, algorithm: str) -> None:
