@@ -21,7 +21,7 @@ NATIVE_ROOMS := tests/core tests/dense tests/graphcut tests/graphs tests/pattern
 .PHONY: demo check test test-gpu lint docs bench sanitize fuzz native-fuzz faults hostile thread-check wheels lock install clean
 
 demo: install
-	$(BIN)/crfield demo -o $(OUTPUT)
+	$(BIN)/crfield demo --overwrite -o $(OUTPUT)
 
 # What to run while working: lint, types, layers and the tests that take little time.
 check: lint

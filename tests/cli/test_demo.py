@@ -1,7 +1,5 @@
 """`crfield demo`, run as a user runs it on a plain installation, but learning only for a moment."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re
@@ -16,6 +14,7 @@ from PIL import Image
 
 import crfield
 from crfield import datasets
+from crfield.cli import demo as demo_command
 from crfield.cli import demo_learning, main
 
 
@@ -26,7 +25,7 @@ class Demo:
     folder: Path
     printed: str
 
-    def scores(self) -> dict[str, list[float]]:
+    def scores(self):
         """The rows of its tables: their names, and the scores between 0 and 1 that follow."""
         found = {}
         for line in self.printed.splitlines():
@@ -37,7 +36,7 @@ class Demo:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "with a space"
     with pytest.MonkeyPatch.context() as patch:
         for optional in ("scipy", "scipy.optimize", "joblib"):
@@ -50,7 +49,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 
 @pytest.mark.slow
-def test_demo_writes_what_it_says(demo: Demo) -> None:
+def test_demo_writes_what_it_says(demo):
     scores = demo.scores()
     names = {path.name for path in demo.folder.glob("*.png")}
     assert f"Wrote {len(names)} pictures" in demo.printed
@@ -63,14 +62,27 @@ def test_demo_writes_what_it_says(demo: Demo) -> None:
 
 
 @pytest.mark.slow
-def test_learning_helps_where_it_did_not_learn(demo: Demo) -> None:
+def test_its_folder_may_have_any_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(datasets, "sample_names", list)
+    monkeypatch.setattr(demo_command, "overview", lambda cases: Image.new("L", (1, 1)))
+    monkeypatch.setattr(demo_learning, "N_LEARNED", 1)
+    monkeypatch.setattr(demo_learning, "N_HELD_OUT", 2)
+    monkeypatch.setattr(demo_learning, "EPOCHS", 1)
+    assert main(["demo", "-o", str(tmp_path / "\x1b]0;owned\x07")]) == 0
+    printed = capsys.readouterr().out
+    assert "owned" in printed
+    assert printed.replace("\n", "").isprintable()
+
+
+@pytest.mark.slow
+def test_learning_helps_where_it_did_not_learn(demo):
     held_out = {name: row for name, row in demo.scores().items() if len(row) == 4}
     assert set(held_out) == {f"{demo_learning.N_HELD_OUT} other scenes", *datasets.sample_names()}
     for given, customary, _, learned in held_out.values():
         assert learned > max(given, customary)
 
 
-def test_no_scene_is_both_learned_from_and_held_out() -> None:
+def test_no_scene_is_both_learned_from_and_held_out():
     learned_from, held_out = (
         {scene.image.tobytes() for scene in datasets.synthetic_scenes(n, seed=seed)}
         for n, seed in (
@@ -82,9 +94,7 @@ def test_no_scene_is_both_learned_from_and_held_out() -> None:
 
 
 @pytest.mark.slow
-def test_printed_command_uses_the_learned_model(
-    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_printed_command_uses_the_learned_model(demo, tmp_path, monkeypatch):
     printed = next(line for line in demo.printed.splitlines() if "crfield refine" in line)
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(printed)[1:]) == 0
@@ -94,10 +104,9 @@ def test_printed_command_uses_the_learned_model(
         image = np.array(picture)
     probabilities = np.load(demo.folder / demo_learning.PROBABILITIES)
     learned = crfield.DenseCRF.load(demo.folder / demo_learning.MODEL)
-    np.testing.assert_array_equal(
-        labels, crfield.refine(image, probabilities, model=learned).labels
+    customary = demo_learning.customary_model(learned.n_labels)
+    with_learned, with_customary = (
+        crfield.refine(image, probabilities, model=model).labels for model in (learned, customary)
     )
-    customary = crfield.refine(
-        image, probabilities, model=demo_learning.customary_model(learned.n_labels)
-    )
-    assert (labels != customary.labels).any()
+    np.testing.assert_array_equal(labels, with_learned)
+    assert (labels != with_customary).any()

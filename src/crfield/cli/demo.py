@@ -10,16 +10,20 @@ from typing import Any
 from PIL import Image
 
 from crfield import datasets
+from crfield._core.validate import InputError
 from crfield.cli import demo_learning
 from crfield.cli.demo_cases import (
     INPUT_TITLES,
     PANEL_WIDTH,
     Case,
-    columns,
     comparison,
     refine_case,
     refine_scene,
 )
+from crfield.cli.jobs import output_folder
+from crfield.cli.outputs import reserved_folder
+from crfield.cli.tables import columns
+from crfield.cli.words import say
 from crfield.io.images import write_picture
 from crfield.show import pictures
 
@@ -46,13 +50,33 @@ def add_command(commands: Any) -> None:
         "-o", "--output", type=Path, default=Path("crfield-demo"), metavar="DIR",
         help="folder for the pictures and the model (default: %(default)s)",
     )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="write into a folder that has files in it"
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run every case and learn; print the tables and write the pictures."""
     folder: Path = arguments.output
-    folder.mkdir(parents=True, exist_ok=True)
+    output_folder(folder)
+    with reserved_folder(folder):
+        if not arguments.overwrite:
+            _check_empty(folder)
+        return _show(folder)
+
+
+def _check_empty(folder: Path) -> None:
+    """Refuse a folder in which pictures could replace others."""
+    found = next((path for path in sorted(folder.iterdir()) if not path.name.startswith(".")), None)
+    if found is not None:
+        raise InputError(
+            f"cannot write to {folder}: there is {found.name} in it; add --overwrite to replace "
+            "files that have the demo's names, or name another folder with -o."
+        )
+
+
+def _show(folder: Path) -> int:
     photos = [case for name in datasets.sample_names() for case in refine_photo(name)]
     cases = [*photos, *map(refine_scene, datasets.synthetic_scenes(N_SCENES, seed=0))]
     print(table(cases))
@@ -70,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for name, picture in drawn.items():
         write_picture(folder / name, picture)
-    print(
+    say(
         f"Wrote {len(drawn)} pictures to {folder}; begin with {folder / 'overview.png'} and "
         f"{folder / 'learning.png'}."
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,19 +70,6 @@ def refine_case(sample: datasets.Sample, input_name: str, given: npt.NDArray[Any
 def refine_scene(scene: datasets.Scene) -> Case:
     """Refine the probabilities of a made-up scene."""
     return refine_case(scene, "probabilities", scene.probabilities)
-
-
-def columns(header: Sequence[str], rows: Sequence[Sequence[str]], to_the_left: int) -> str:
-    """A table for the terminal: the first columns to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [header, ["-" * width for width in widths], *rows]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if index < to_the_left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
 
 
 def comparison(

@@ -19,11 +19,12 @@ from crfield.cli.demo_cases import (
     PANEL_WIDTH,
     Case,
     Labels,
-    columns,
     comparison,
     customary_model,
     refine_scene,
 )
+from crfield.cli.tables import columns
+from crfield.cli.words import say
 from crfield.dense.compatibility import Potts
 from crfield.dense.kernels import Bilateral, Spatial
 from crfield.dense.meanfield import Inference
@@ -62,8 +63,11 @@ def run(folder: Path, photos: Sequence[Case]) -> dict[str, Image.Image]:
     learned.model.save(model)
     write_array(probabilities, scenes[0].given)
     command = ["refine", image, "--probabilities", probabilities, "--model", model]
-    print(f"\nThe learned model is {model}. To use it on one of these scenes:\n")
-    print(f"  crfield {shlex.join(map(str, [*command, '--side-by-side']))}\n")
+    print()
+    say(f"The learned model is {model}. To use it on one of these scenes:")
+    print()
+    say(f"  crfield {shlex.join(map(str, [*command, '--side-by-side']))}")
+    print()
     return {
         IMAGE: Image.fromarray(scenes[0].sample.image),
         "learning.png": overview([*photos, *scenes[:2]], learned.model),

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from crfield._core.atomic import atomic_path, check_writable
+from crfield._core.atomic import atomic_path
 from crfield._core.validate import InputError, as_count
-from crfield.cli.graph_text import Record, counted, report, solution
-from crfield.cli.jobs import check_no_input_is_overwritten
+from crfield.cli.graph_text import Record, report, solution
+from crfield.cli.outputs import reserved
+from crfield.cli.words import counted
 
 if TYPE_CHECKING:  # the other commands start without crfield.graphs
     from crfield.graphs import FactorGraph, Result
@@ -78,6 +79,7 @@ def add_command(commands: Any) -> None:
     add("--out", type=Path, metavar="FILE",
         help="also write the solution in the UAI format; with --task all FILE.PR, FILE.MAR and "
         "FILE.MPE")
+    add("--overwrite", action="store_true", help="replace files that exist")
     add("--threads", type=int, metavar="N", help="threads (default: one per core)")
     add("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(run=run)
@@ -85,34 +87,36 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, solve, write what was asked for, and print it."""
-    from crfield.graphs import condition, read_evidence, read_uai
-
     task = "map" if arguments.task == "mpe" else arguments.task
     tasks = ("pr", "mar", "map") if task == "all" else (task,)
     outputs = _outputs(arguments.out, tasks)
-    check_no_input_is_overwritten(
-        outputs.values(), [path for path in (arguments.model, arguments.evidence) if path]
-    )
-    for path in outputs.values():
-        check_writable(path)
-    _check_options(arguments, tasks)
+    inputs = [path for path in (arguments.model, arguments.evidence) if path]
+    with reserved(tuple(outputs.values()), inputs=inputs, overwrite=arguments.overwrite):
+        _check_options(arguments, tasks)
+        record = _record(arguments, tasks)
+        solutions = {path: solution(record, task, path) for task, path in outputs.items()}
+        for path, text in solutions.items():
+            with atomic_path(path) as temporary:
+                temporary.write_text(text, encoding="ascii")
+    print(json.dumps(record, indent=1) if arguments.json else report(record, outputs))
+    return 0
+
+
+def _record(arguments: argparse.Namespace, tasks: tuple[str, ...]) -> Record:
+    """The model's facts and its solution."""
+    from crfield.graphs import condition, read_evidence, read_uai
+
     graph = read_uai(arguments.model)
     observed: dict[int, int] = {}
     if arguments.evidence is not None:
         observed = read_evidence(arguments.evidence, arguments.observation)
         graph = condition(graph, observed)
-    record = {
+    return {
         "model": str(arguments.model), "n_variables": graph.n_variables,
         "n_factors": graph.n_factors, "has_loops": not graph.is_forest,
         "observed": {str(v): state for v, state in observed.items()},
         **_solve(graph, arguments, tasks),
     }
-    solutions = {path: solution(record, task, path) for task, path in outputs.items()}
-    for path, text in solutions.items():
-        with atomic_path(path) as temporary:
-            temporary.write_text(text, encoding="ascii")
-    print(json.dumps(record, indent=1) if arguments.json else report(record, outputs))
-    return 0
 
 
 def _check_options(arguments: argparse.Namespace, tasks: tuple[str, ...]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from crfield._core.validate import InputError
+from crfield._core.validate import InputError, shown
+from crfield.cli.words import counted
 
 REMEDY = "try another --schedule or --damping, or observe more variables"
 
@@ -15,11 +16,6 @@ REMEDY = "try another --schedule or --damping, or observe more variables"
 _ROWS, _STATES, _LIKELIEST, _JOINT = 40, 8, 4, 60
 
 Record = dict[str, Any]
-
-
-def counted(n: int, noun: str) -> str:
-    """A number of things, "1 round" or "2 rounds"."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def solution(record: Record, task: str, path: Path) -> str:
@@ -43,7 +39,7 @@ def report(record: Record, outputs: dict[str, Path]) -> str:
     observed = {int(v) for v in record["observed"]}
     seen = f", {len(observed)} observed" if observed else ""
     lines = [
-        f"{record['model']}: {counted(record['n_variables'], 'variable')}, "
+        f"{shown(Path(record['model']))}: {counted(record['n_variables'], 'variable')}, "
         f"{counted(record['n_factors'], 'joint table')}, {loops}{seen}"
     ]
     if "log_partition" in record:
@@ -64,7 +60,7 @@ def report(record: Record, outputs: dict[str, Path]) -> str:
         lines += [f"{row['energy']:z10.4f}  {_states(row['states'])}" for row in record["k_best"]]
     if "samples" in record:
         lines += ["", "samples", *map(_states, record["samples"])]
-    lines += [f"wrote {path}" for path in outputs.values()]
+    lines += [f"wrote {shown(path)}" for path in outputs.values()]
     return "\n".join(lines)
 
 

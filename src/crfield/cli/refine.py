@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 import crfield
 from crfield._core.validate import InputError
-from crfield.cli.graph_text import counted
 from crfield.cli.jobs import Job, Pairing, check_no_input_is_overwritten, pair_files
 from crfield.cli.refine_blocks import refine_in_blocks
 from crfield.cli.refine_options import (
@@ -26,7 +25,7 @@ from crfield.cli.refine_options import (
     add_model_options,
     refine_arguments,
 )
-from crfield.cli.words import in_options
+from crfield.cli.words import counted, in_options
 from crfield.dense.inputs import grid_hint, without_labels
 from crfield.io.arrays import write_array
 from crfield.io.images import (
