@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from crfield import Bilateral, DenseCRF, FeatureKernel, Pairwise, Potts, Spatial
-from crfield._core.validate import InputError
 from crfield.datasets import (
     Shrunk,
     coarsen,
@@ -118,6 +117,19 @@ def test_without_noise_the_true_label_has_the_asked_confidence(mask, confidence)
     np.testing.assert_allclose(true_label, confidence, rtol=1e-5)
 
 
+def test_noise_is_half_in_cells_and_half_in_regions():
+    # 16 cells in one region, so that nothing is interpolated, and labels for many samples.
+    n_labels, noise = 4000, 1.5
+    mask = np.zeros((4, 4), int)
+    probabilities = noisy_probabilities(mask, n_labels, block=1, jitter=0, noise=noise, seed=3)
+    scores = np.log(probabilities[..., 1:].astype(np.float64)).reshape(16, -1)
+    scores -= scores.mean(1, keepdims=True)
+    in_cells = scores.var(axis=0, ddof=1).mean()
+    in_regions = scores.mean(axis=0).var() - in_cells / 16
+    assert in_cells == pytest.approx(noise**2 / 2, rel=0.1)
+    assert in_regions == pytest.approx(noise**2 / 2, rel=0.1)
+
+
 def test_scores_are_linear_between_block_centers():
     mask = np.repeat([0, 1], 4)
     probabilities = noisy_probabilities(mask, 2, block=4, jitter=0, noise=0, confidence=0.8)
@@ -144,18 +156,15 @@ def test_seeds_differ():
     assert (first != second).any()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"mask": [[0, 3]]}, "mask must hold labels from 0 to 2, got 3 at index (0, 1)"),
-        ({"mask": np.zeros((0, 4), int)}, "at least one pixel, got shape (0, 4)"),
-        ({"mask": [[0.5]]}, "mask must hold whole numbers"),
-        ({"n_labels": 2.5}, "n_labels must be a whole number"),
-        ({"block": 0}, "block must be at least 1, got 0"),
-        ({"jitter": -1.0}, "jitter must not be negative, got -1"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"mask": [[0, 3]]}, "mask must hold labels from 0 to 2, got 3 at index (0, 1)"),
+    ({"mask": np.zeros((0, 4), int)}, "at least one pixel, got shape (0, 4)"),
+    ({"mask": [[0.5]]}, "mask must hold whole numbers"),
+    ({"n_labels": 2.5}, "n_labels must be a whole number"),
+    ({"block": 0}, "block must be at least 1, got 0"),
+    ({"jitter": -1.0}, "jitter must not be negative, got -1"),
+    ({"seed": -1}, "seed must be at least 0, got -1"),
+])
 @pytest.mark.parametrize("spoil", [coarsen, noisy_probabilities])
 def test_wrong_inputs_are_explained(spoil, change, message):
     arguments = {"mask": [[0, 2]], "n_labels": 3} | change
@@ -163,10 +172,10 @@ def test_wrong_inputs_are_explained(spoil, change, message):
 
 
 def test_wrong_strengths_are_explained():
-    with pytest.raises(InputError, match="flip must be at least 0 and below 1, got 1"):
-        coarsen([[0]], n_labels=2, flip=1.0)
-    with pytest.raises(InputError, match=r"confidence must lie between 1 / n_labels = 0.5 and 1"):
-        noisy_probabilities([[0]], 2, confidence=0.5)
+    message = refusal(coarsen, [[0]], n_labels=2, flip=1.0)
+    assert "flip must be at least 0 and below 1, got 1" in message
+    message = refusal(noisy_probabilities, [[0]], 2, confidence=0.5)
+    assert "confidence must lie between 1 / n_labels = 0.5 and 1" in message
     assert "noise must not be negative" in refusal(noisy_probabilities, [[0]], 2, noise=-1)
     assert "n_labels must be at least 2, got 1" in refusal(noisy_probabilities, [[0]], 1)
 
@@ -213,18 +222,15 @@ def test_scene_probabilities_leave_something_to_refine():
     assert 0.6 < pixel_accuracy(counts) < 0.97
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"n": -1}, "n must be at least 0, got -1"),
-        ({"size": (96,)}, "size must be (H, W) or (Z, H, W), got 1 numbers"),
-        ({"size": (96, 4)}, "each side of size must be at least 8, got 4"),
-        ({"n_labels": 1}, "n_labels must be at least 2"),
-        ({"noise": -3.0}, "noise must not be negative, got -3"),
-        ({"block": 0}, "block must be at least 1"),
-        ({"seed": -1}, "seed must be at least 0"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"n": -1}, "n must be at least 0, got -1"),
+    ({"size": (96,)}, "size must be (H, W) or (Z, H, W), got 1 numbers"),
+    ({"size": (96, 4)}, "each side of size must be at least 8, got 4"),
+    ({"n_labels": 1}, "n_labels must be at least 2"),
+    ({"noise": -3.0}, "noise must not be negative, got -3"),
+    ({"block": 0}, "block must be at least 1"),
+    ({"seed": -1}, "seed must be at least 0"),
+])
 def test_wrong_scene_requests_are_explained(change, message):
     assert message in refusal(synthetic_scenes, **{"n": 1} | change)
 
@@ -243,8 +249,7 @@ def test_shrunk_examples_are_means_of_blocks_and_labels_of_their_middle():
         assert np.abs(small.image[y, x] - example.image[block].mean((0, 1))).max() <= 0.5
         np.testing.assert_allclose(small.unary[y, x], example.unary[block].mean((0, 1)), rtol=1e-6)
         assert small.truth[y, x] == example.truth[3 * y + 1, 3 * x + 1]
-    with pytest.raises(InputError, match="factor must not exceed the sides"):
-        Shrunk([example], 8)[0]
+    assert "factor must not exceed the sides" in refusal(lambda: Shrunk([example], 8)[0])
 
 
 def test_a_rescaled_model_does_on_the_full_grid_what_the_model_does_on_the_small_one():

@@ -58,9 +58,7 @@ def test_first_words_do_not_depend_on_how_many():
 
 
 def test_noise_has_the_deviation_that_was_asked_for():
-    noisy, clean = (
-        np.concatenate(noisy_words(200, noise=noise).images) for noise in (0.7, 0.0)
-    )
+    noisy, clean = (np.concatenate(noisy_words(200, noise=noise).images) for noise in (0.7, 0.0))
     assert (noisy - clean).std() == pytest.approx(0.7, rel=0.02)
     assert (noisy - clean).mean() == pytest.approx(0.0, abs=0.01)
 
@@ -69,19 +67,16 @@ def test_no_words_are_none():
     assert noisy_words(0) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: noisy_words(-1), "n must be at least 0, got -1"),
-        (lambda: noisy_words(1, noise=-0.5), "noise must not be negative, got -0.5"),
-        (lambda: noisy_words(1, noise=float("nan")), "noise must be"),
-        (lambda: noisy_words(1, words="WORD"), "words must be a list of words"),
-        (lambda: noisy_words(1, words=[]), "words must be a list of words"),
-        (lambda: noisy_words(1, words=["word"]), 'words must be made of the letters "A" to "Z"'),
-        (lambda: noisy_words(1, words=["A", ""]), 'words must be made of the letters "A" to "Z"'),
-        (lambda: noisy_words(1, words=[3]), 'words must be made of the letters "A" to "Z"'),
-        (lambda: letter_image("a"), 'letter must be one of "A" to "Z"'),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: noisy_words(-1), "n must be at least 0, got -1"),
+    (lambda: noisy_words(1, noise=-0.5), "noise must not be negative, got -0.5"),
+    (lambda: noisy_words(1, noise=float("nan")), "noise must be"),
+    (lambda: noisy_words(1, words="WORD"), "words must be a list of words"),
+    (lambda: noisy_words(1, words=[]), "words must be a list of words"),
+    (lambda: noisy_words(1, words=["word"]), 'words must be made of the letters "A" to "Z"'),
+    (lambda: noisy_words(1, words=["A", ""]), 'words must be made of the letters "A" to "Z"'),
+    (lambda: noisy_words(1, words=[3]), 'words must be made of the letters "A" to "Z"'),
+    (lambda: letter_image("a"), 'letter must be one of "A" to "Z"'),
+])
 def test_wrong_input(call, message):
     assert refusal(call).startswith(message)

@@ -17,6 +17,7 @@ from crfield._core.validate import (
     check_memory,
 )
 from crfield.metrics import as_label_map
+from crfield.unary.resizing import interpolate_axis
 
 Labels = NDArray[np.integer[Any]]
 
@@ -172,22 +173,6 @@ def _interpolate(
     for axis, length in enumerate(grid):
         fine = interpolate_axis(fine, axis, (np.arange(length) + 0.5) / block - 0.5)
     return fine
-
-
-def interpolate_axis(
-    values: NDArray[np.float32], axis: int, positions: NDArray[np.float64]
-) -> NDArray[np.float32]:
-    """Values at `positions` (n,) between the planes along an axis; the outermost are repeated."""
-    last = values.shape[axis] - 1
-    positions = np.clip(positions, 0, last)
-    below = positions.astype(np.intp)
-    weight = (positions - below).astype(np.float32)
-    lower = np.take(values, below, axis=axis)
-    upper: NDArray[np.float32] = np.take(values, np.minimum(below + 1, last), axis=axis)
-    upper -= lower
-    upper *= weight.reshape(-1, *(1,) * (values.ndim - 1 - axis))
-    upper += lower
-    return upper
 
 
 def _with_wrong_blobs(
