@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import cases, memory, patterns, run, speed
+from benchmarks import cases, folder, interrupts, memory, patterns, run, speed
 from benchmarks.cases import TINY, Disagreement, photo_case, require_agreement
 from benchmarks.growth import TableSize, iteration_floor, table_sizes
 from benchmarks.measure import (
@@ -19,6 +19,7 @@ from benchmarks.measure import (
     times,
     write_json,
 )
+from crfield.cli import main
 
 
 def test_candidates_take_turns_and_the_first_round_does_not_count():
@@ -155,3 +156,23 @@ def test_patterns_are_timed(tmp_path, capsys, monkeypatch):
     result = patterns.infer(case.model, case.inputs, max_iter=1)
     monkeypatch.setattr(patterns, "infer", falls)
     assert patterns.run(patterns.TINY, tmp_path / "refused") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masks", [False, True], ids=["labels", "masks"])
+def test_every_image_of_a_folder_is_timed(monkeypatch, masks):
+    monkeypatch.setattr(folder, "COUNTED", 3)
+    rows = folder.measure(6, masks)
+    assert [row[0] for row in rows] == ["1", "2"]
+    assert all(float(cell) > 0 for row in rows for cell in row)
+
+
+@pytest.mark.slow
+def test_commands_that_are_interrupted_would_otherwise_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(interrupts, "GRID", 4)
+    interrupts.make(tmp_path, side=24)
+    known = set(tmp_path.iterdir())
+    for name, command in interrupts.commands(tmp_path).items():
+        assert main(command) == 0, name
+        assert interrupts.left(tmp_path, known), name
+        assert set(tmp_path.iterdir()) == known

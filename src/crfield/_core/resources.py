@@ -16,6 +16,7 @@ from crfield._core import _native
 from crfield._core.validate import FloatArray, as_count
 
 MAX_THREADS = 1024
+MAX_JOBS = 1024
 
 _Class = TypeVar("_Class", bound=type)
 _Key = tuple[tuple[int, ...], np.dtype[Any]]

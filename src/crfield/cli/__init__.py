@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from shlex import quote
 from typing import Any, NoReturn
 
-from crfield._core.validate import InputError
-from crfield.cli.words import in_options
+from crfield._core.validate import InputError, printable
+from crfield.cli.words import in_options, say
 
 DESCRIPTION = "Make segmentations follow the image, with a dense conditional random field."
 EPILOG = """\
@@ -24,12 +26,17 @@ examples:
   crfield refine photo.jpg --labels mask.png            a coarse label image
   crfield refine photo.jpg --scribbles strokes.png      a few strokes, 255 elsewhere
   crfield refine --help                                 every option
-  crfield learn data/ --split train -o model            fit a model to images with true labels
+  crfield learn --images photos/ --labels masks/ --probabilities softmax/ -o model
+                                                        fit a model to images with true labels
   crfield graph model.uai --evidence seen.evid          solve a graphical model in the UAI format
   crfield app                                           paint labels in the browser
 
 exit codes: 0 fine, 1 some images of a batch failed, 2 wrong usage or input, 130 interrupted
 """
+
+# What argparse says of files where none belong, or of one too many.
+_STRAY = ("unrecognized arguments", "is required", "ignored explicit argument")
+_ALIKE = 0.7  # how much of a mistyped option must be right for a hint
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,9 +72,8 @@ def _run(argv: Sequence[str] | None) -> int:
     if not hasattr(arguments, "run"):
         parser.print_help(sys.stderr)
         return 2
-    _share_one_heap()
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        prepare_process()
         code: int = arguments.run(arguments)
     sys.stdout.flush()
     return code
@@ -91,6 +97,52 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+# Options of other programs that have another name here.
+_MEANINGS = {
+    "--max-iter": "iterations iteration iters iter n-iter n-iters max-iterations steps epochs",
+    "--jobs": "n-jobs workers n-workers processes parallel",
+    "--threads": "n-threads num-threads",
+    "--overwrite": "force replace",
+    "--output": "out output-folder output-dir dest",
+    "--labels": "mask masks segmentation",
+    "--probabilities": "softmax unary unaries",
+    "--quiet": "silent",
+}
+
+
+def _meant(name: str, known: Sequence[str]) -> str | None:
+    """The option that an unknown one stands for, by its meaning or because it is nearly the same.
+    """
+    for option, words in _MEANINGS.items():
+        if option in known and name.removeprefix("--").replace("_", "-") in words.split():
+            return option
+    # Without dashes, which all have in common.
+    bare = {option.removeprefix("--"): option for option in known}
+    close = difflib.get_close_matches(name.removeprefix("--"), bare, 1, _ALIKE)
+    return bare[close[0]] if close else None
+
+
+def _file_hint(words: Sequence[str], known: Collection[str]) -> str:
+    """What to write in place of options with too many files, if there are any that are `known`."""
+    given: dict[str, list[str]] = {}
+    option = ""
+    for word in words:
+        if word.startswith("-"):
+            option, _, file = word.partition("=")
+            given[option] = [file] if file else []
+        else:
+            given.setdefault(option, []).append(word)
+    if "--logits" in known and (files := given.get("--logits")):
+        return f"--logits takes no file: write --probabilities {quote(files[0])} --logits"
+    for option in ("--labels", "--probabilities", "--probs", "--scribbles"):
+        files = given.get(option, [])
+        folders = {os.path.dirname(file) or "." for file in files}
+        if len(files) > 1 and len(folders) == 1:
+            folder = quote(folders.pop())
+            return f"{option} takes one file or a folder; give the folder: {option} {folder}"
+    return ""
+
+
 class Parser(argparse.ArgumentParser):
     """The parser of the command line and of each of its subcommands, which tells which option a
     mistyped one was meant to be.
@@ -110,10 +162,13 @@ class Parser(argparse.ArgumentParser):
             name = word.split("=")[0]
             if not name.startswith("--") or any(option.startswith(name) for option in known):
                 continue
-            if close := difflib.get_close_matches(name, known, 1):
-                message = f"there is no {name}; did you mean {close[0]}?"
+            if meant := _meant(name, known):
+                message = f"there is no {name}; did you mean {meant}?"
                 break
-        super().error(message)
+        else:
+            if any(kind in message for kind in _STRAY):
+                message = _file_hint(self._words, known) or message
+        super().error(printable(message))
 
     def _options(self) -> list[str]:
         """All long options that the words could hold."""
@@ -126,12 +181,13 @@ class Parser(argparse.ArgumentParser):
         return found
 
 
-def _share_one_heap() -> None:
-    """Keep less memory idle with several images at a time. It holds for the whole process, so the
-    command does it and the library does not.
+def prepare_process() -> None:
+    """Show warnings as the command does, and keep less memory idle with several images at a time.
+    Both hold for the whole process, so the command does it and the library does not.
     """
     from crfield._core import _native
 
+    warnings.showwarning = functools.partial(_show_warning, set())
     _native.share_one_heap()
 
 
@@ -164,7 +220,7 @@ def _drop_output() -> None:
 
 
 def _fail(sentence: str) -> int:
-    print(f"crfield: error: {in_options(sentence)}", file=sys.stderr)
+    say(f"crfield: error: {in_options(sentence)}", sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:
@@ -172,5 +228,9 @@ def _fail(sentence: str) -> int:
     return 2
 
 
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"crfield: warning: {in_options(str(message))}", file=sys.stderr)
+def _show_warning(said: set[str], message: Warning | str, *_: Any, **__: Any) -> None:
+    """Say it, unless it was `said`: the command and the library may both look at a file."""
+    sentence = in_options(str(message))
+    if sentence not in said:
+        said.add(sentence)
+        say(f"crfield: warning: {sentence}", sys.stderr)

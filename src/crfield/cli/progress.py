@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from crfield.cli.words import say
 from crfield.learning import LearningReport
 
 
-class BlockProgress:
-    """How far `crfield refine --block` is: a bar on a terminal, one line per block if verbose."""
+def shows_bar(arguments: argparse.Namespace) -> bool:
+    """Whether `crfield refine` shows how far an image is: on a terminal that nobody else writes to.
+    """
+    return sys.stderr.isatty() and not arguments.verbose and arguments.jobs == 1
 
-    def __init__(self, image: Path, *, verbose: bool) -> None:
-        from tqdm import tqdm
 
-        self._image, self._verbose = image, verbose
-        self._bar = tqdm(unit="block", disable=verbose or not sys.stderr.isatty(), leave=False)
+def told_iteration(image: Path) -> Callable[[int, Any, float], None]:
+    """A callback that prints each iteration."""
+    def tell(iteration: int, _marginals: Any, free_energy: float) -> None:
+        say(f"{image}: iteration {iteration}, free energy {free_energy:.6g}", sys.stderr)
 
-    def __enter__(self) -> BlockProgress:
-        return self
+    return tell
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
 
-    def __call__(self, done: int, total: int) -> None:
-        if self._verbose:
-            print(f"{self._image}: block {done} of {total}", file=sys.stderr)
-        self._bar.total = total
-        self._bar.update()
+def told_block(image: Path) -> Callable[[int, int], None]:
+    """A callback that prints each block."""
+    def tell(done: int, total: int) -> None:
+        say(f"{image}: block {done} of {total}", sys.stderr)
+
+    return tell
 
 
 class LearningProgress:

@@ -6,7 +6,7 @@ Volumes `(Z, H, W)` are shown by their middle slice.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 
 _PAPER = "#ffffff"
 _WIDEST = 10_000  # pixels of a chart
+_MOST_IN_LEGEND = 40  # labels; those of least area are left out
 _BACKGROUND_COLOR = (38, 43, 54)
 
 
@@ -84,6 +85,41 @@ def overlay(
         borders = _borders(_middle_slice(labels, 2))
         blended[borders] = 0.15 * blended[borders] + 0.85 * 255
     return Image.fromarray(np.rint(blended).astype(np.uint8))
+
+
+def with_legend(
+    picture: Image.Image, labels: Array, palette: Array | None = None,
+    names: Mapping[int, str] | None = None,
+) -> Image.Image:
+    """The picture with the colors of its labels (*grid,) and what they stand for below it.
+
+    palette : (K, 3), as for `overlay`.
+    names : of some of the labels; the others have their numbers.
+    """
+    labels = as_array(labels, "labels")
+    ids, counts = np.unique(_middle_slice(labels, 2), return_counts=True)
+    largest = np.sort(ids[np.argsort(-counts, kind="stable")][:_MOST_IN_LEGEND])
+    colors = _label_colors(largest, palette)
+    words = [(names or {}).get(int(i), str(i)) for i in largest]
+    size = max(12, min(picture.size) // 30)
+    font = ImageFont.load_default(size=size)
+    places: list[tuple[int, int]] = []
+    left, top, width = size // 2, size // 2, picture.width
+    for word in words:
+        needed = round(2.4 * size + font.getlength(word))
+        if left > size and left + needed > picture.width:
+            left, top = size // 2, top + round(1.6 * size)
+        places.append((left, top))
+        left += needed
+        width = max(width, left)
+    sheet = Image.new("RGB", (width, picture.height + top + round(1.6 * size)), _PAPER)
+    sheet.paste(picture, (0, 0))
+    draw = ImageDraw.Draw(sheet)
+    for word, color, (x, y) in zip(words, colors.tolist(), places, strict=True):
+        y += picture.height
+        draw.rectangle((x, y, x + size, y + size), fill=tuple(color), outline=PALE_INK)
+        draw.text((x + 1.4 * size, y + size / 2), word, fill=INK, font=font, anchor="lm")
+    return sheet
 
 
 def entropy_map(marginals: Array) -> Image.Image:
