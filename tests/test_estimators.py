@@ -1,7 +1,5 @@
 """The scikit-learn style estimator: learning, prediction, parameters, and scikit-learn itself."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -148,6 +146,21 @@ def test_held_out_images_choose_the_iterate_and_depend_on_the_seed_alone():
     assert first.losses != other.losses
 
 
+def test_one_image_at_least_is_learned_from():
+    X, y = scenes(3)
+    options = {**WEAK, "max_iter": 1, "learn": "compatibility"}
+    crf = DenseCRFClassifier(validation_fraction=0.9, **options).fit(X, y)
+    assert len(crf.report_.validation_ious) == len(crf.report_.losses) == 2
+
+
+def test_the_number_of_threads_stays_open():
+    """Prediction may be on another machine than learning."""
+    X, y = scenes(1)
+    assert unlearned(**WEAK).fit(X, y).inference_.threads is None
+    given = Inference(max_iter=3, threads=1)
+    assert unlearned(inference=given).fit(X, y).inference_.threads == 1
+
+
 def test_nothing_learned_keeps_the_given_model():
     X, y = scenes(1)
     crf = unlearned(spatial=2.0, spatial_weight=1.5, bilateral=None).fit(X, y)
@@ -208,22 +221,19 @@ def test_wrong_shapes_are_refused_by_the_image_s_number():
     assert refusal(crf.predict, [(image, np.full((*p.shape[:-1], 2), 0.5))]).startswith("X[0]: ")
 
 
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        ({"input": "logits"}, "input must be one of"),
-        ({"compatibility": "l1"}, "compatibility must be one of"),
-        ({"learn": ("everything",)}, "learn must name some of"),
-        ({"inference": Inference(max_iter=0)}, "of at least 1 iteration"),
-        ({"inference": "concave"}, "inference must be an Inference"),
-        ({"n_jobs": 0}, "n_jobs must not be 0"),
-        ({"random_state": "x"}, "random_state must be a whole number"),
-        ({"validation_fraction": 1.0}, "validation_fraction must be"),
-        ({"validation_fraction": 0.5}, "two images or more"),
-        ({"bilateral": 3.0}, "bilateral must be a pair"),
-        ({"loss": "dice"}, "loss must be one of"),
-    ],
-)
+@pytest.mark.parametrize(("params", "expected"), [
+    ({"input": "logits"}, "input must be one of"),
+    ({"compatibility": "l1"}, "compatibility must be one of"),
+    ({"learn": ("everything",)}, "learn must name some of"),
+    ({"inference": Inference(max_iter=0)}, "of at least 1 iteration"),
+    ({"inference": "concave"}, "inference must be an Inference"),
+    ({"n_jobs": 0}, "n_jobs must be a whole number from 1 to 1024"),
+    ({"random_state": "x"}, "random_state must be a whole number"),
+    ({"validation_fraction": 1.0}, "validation_fraction must be"),
+    ({"validation_fraction": 0.5}, "two images or more"),
+    ({"bilateral": 3.0}, "bilateral must be a pair"),
+    ({"loss": "dice"}, "loss must be one of"),
+])
 def test_wrong_parameters_are_refused_by_fit_and_not_before(params, expected):
     X, y = scenes(1)
     crf = DenseCRFClassifier(**params)
@@ -296,14 +306,15 @@ def test_scikit_learn_knows_whether_it_is_fitted():
 def test_grid_search_holds_out_images_of_any_size():
     selection = pytest.importorskip("sklearn.model_selection")
     X, y = scenes(4)
+    crf = unlearned(inference=Inference(max_iter=2), bilateral_weight=6.0)
     search = selection.GridSearchCV(
-        unlearned(inference=Inference(max_iter=2)), {"bilateral_weight": [0.01, 6.0]}, cv=2,
+        crf, {"bilateral_weight": [0.01, 6.0]}, cv=2,
         error_score="raise",
     ).fit(X, y)
     assert search.best_params_ == {"bilateral_weight": 6.0}
     folds = [
-        unlearned(inference=Inference(max_iter=2)).fit(X[:2], y[:2]).score(X[2:], y[2:]),
-        unlearned(inference=Inference(max_iter=2)).fit(X[2:], y[2:]).score(X[:2], y[:2]),
+        crf.fit(X[:2], y[:2]).score(X[2:], y[2:]),
+        crf.fit(X[2:], y[2:]).score(X[:2], y[:2]),
     ]
     assert search.best_score_ == pytest.approx(np.mean(folds))
     assert search.predict(X)[1].shape == y[1].shape

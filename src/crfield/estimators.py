@@ -31,7 +31,7 @@ from crfield.dense.observation import observe
 from crfield.learning import FAMILIES, LearningReport
 from crfield.learning import learn as learn_parameters
 from crfield.learning.losses import VOID
-from crfield.learning.objective import check_joblib, settle
+from crfield.learning.objective import settle
 from crfield.learning.start import of_family
 from crfield.metrics import as_label_map, confusion_matrix, mean_iou
 from crfield.refinement import model_for, structure_of
@@ -81,6 +81,7 @@ class DenseCRFClassifier(Estimator):
     n_jobs : images at a time while learning, through joblib; None is 1, -1 every core.
     random_state : whole number or None; which images are held out, and the order of mini-batches.
     input : what the unaries of X are, "probabilities" (*grid, L) or "costs" (*grid, L).
+    progress : whether to show a bar while learning.
 
     Attributes
     ----------
@@ -111,6 +112,7 @@ class DenseCRFClassifier(Estimator):
     n_jobs: int | None = 1
     random_state: int | None = 0
     input: str = "probabilities"
+    progress: bool = False
 
     def fit(self, X: Any, y: Any) -> DenseCRFClassifier:
         """Learn from pairs (image (*grid[, C]) or None, unary (*grid, L)) and label maps (*grid).
@@ -142,7 +144,8 @@ class DenseCRFClassifier(Estimator):
                 inference=inference,
                 l2=None if self.l2 is None else dict(self.l2),
                 validation=[examples[i] for i in sorted(held_out)] or None,
-                n_jobs=_effective_jobs(self.n_jobs), seed=int(rng.integers(2**31)),
+                n_jobs=1 if self.n_jobs is None else self.n_jobs, seed=int(rng.integers(2**31)),
+                progress=self.progress,
             )
             self.model_, self.report_ = learned.model, learned.report
             self._warn_without_progress()
@@ -169,7 +172,7 @@ class DenseCRFClassifier(Estimator):
         return list(self._marginals(self._check_images(X)))
 
     def score(self, X: Any, y: Any) -> float:
-        """Mean intersection over union of the labels, counted over all images together."""
+        """Mean intersection over union of the labels that occur, over all images together."""
         self._check_fitted("model_")
         images = self._check_images(X)
         truths = _check_truth(y, images)
@@ -204,7 +207,7 @@ class DenseCRFClassifier(Estimator):
                 f"inference must be an Inference of at least 1 iteration, got {shown(given)}; "
                 "for example Inference(max_iter=5)."
             )
-        return dataclasses.replace(settle(given, start, 1), threads=given.threads)
+        return dataclasses.replace(settle(given, start), threads=given.threads)
 
     def _check_images(self, X: Any) -> list[Image]:
         """Images and costs, of one number of labels."""
@@ -323,18 +326,6 @@ def _length(values: Any, name: str, content: str) -> int:
 def _described(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return shown(value) if shape is None else f"an array of shape {shape}"
-
-
-def _effective_jobs(n_jobs: int | None) -> int:
-    """How many jobs `n_jobs` means; joblib knows what -1 is on a cluster."""
-    if n_jobs is None or n_jobs == 1:
-        return 1
-    check_joblib(n_jobs)
-    from joblib import effective_n_jobs
-
-    if n_jobs == 0:
-        raise InputError("n_jobs must not be 0, got 0; use 1, or -1 for every core.")
-    return int(effective_n_jobs(n_jobs))
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """What learning is compared with: each method finds what it should on data of known models."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -24,29 +22,12 @@ from crfield.learning import (
 from crfield.learning.baselines import likelihood_gradient
 from crfield.metrics import class_accuracy, confusion_matrix, mean_iou, pixel_accuracy
 from refusal import refusal
+from small_dataset import sampled_images
 
 pytest.importorskip("scipy")
 
 EXACT = Inference("concave", "exact", max_iter=3)
 NO_RIDGE = {"unary": 0.0, "compatibility": 0.0, "off_diagonal": 0.0, "kernel": 0.0}
-
-
-def sampled(true, n=6, seed=3, size=(14, 16), inference=EXACT):
-    """Images of flat patches whose labels are drawn from the marginals of a known model."""
-    rng = np.random.default_rng(seed)
-    made = []
-    for _ in range(n):
-        patch = np.ones((5, 6, 1))
-        colors = np.kron(rng.uniform(0, 255, (3, 3, 3)), patch)[: size[0], : size[1]]
-        costs = np.kron(rng.normal(size=(3, 3, true.n_labels)), patch)[: size[0], : size[1]]
-        image = colors + rng.normal(0, 6, (*size, 3))
-        unary = costs + rng.normal(size=costs.shape)
-        q = true.infer(
-            image, unary, algorithm=inference.algorithm, filter=inference.filter,
-            max_iter=inference.max_iter, tol=0.0, check=False,
-        ).marginals
-        made.append(TrainingImage(image, unary, (q.cumsum(-1) < rng.random((*size, 1))).sum(-1)))
-    return made
 
 
 def score(model, examples, metric=mean_iou, inference=EXACT):
@@ -72,24 +53,14 @@ def grid_kernel(size, sigma):
 
 def exact_gradient(unary, truth, kernels, mus, term):
     """d log P(truth) / d mu(a, b) of one term with mu(a, b) = mu(b, a) tied, by enumeration."""
-    n_labels = unary.shape[1]
-    found = np.zeros((n_labels, n_labels))
-    for a in range(n_labels):
-        for b in range(a, n_labels):
-            values = []
-            for sign in (1, -1):
-                moved = [mu.copy() for mu in mus]
-                moved[term][a, b] = moved[term][b, a] = mus[term][a, b] + sign * 1e-5
-                pairs = list(zip(kernels, moved, strict=True))
-                energy = reference.energy(truth, unary, pairs)
-                values.append(-energy - reference.log_partition(unary, pairs))
-            found[a, b] = found[b, a] = (values[0] - values[1]) / 2e-5
-    return found
 
+    def log_likelihood(upper):
+        moved = [*mus[:term], reference.tied(np.triu(upper)), *mus[term + 1 :]]
+        pairs = list(zip(kernels, moved, strict=True))
+        return -reference.energy(truth, unary, pairs) - reference.log_partition(unary, pairs)
 
-def tied(by_entry):
-    """The gradient with mu(a, b) = mu(b, a) tied, from entries taken as independent."""
-    return by_entry + by_entry.T - np.diag(np.diag(by_entry))
+    # The entries below the diagonal, which do not count, have the derivative 0.
+    return reference.tied(reference.central_differences(log_likelihood, np.triu(mus[term]), 1e-5))
 
 
 @pytest.mark.parametrize("algorithm", ["concave", "cccp", "parallel"])
@@ -112,7 +83,7 @@ def test_likelihood_gradient_is_exact_where_mean_field_is(algorithm):
         )
         flat = unary.reshape(-1, 3), truth.reshape(-1)
         exact = [exact_gradient(*flat, kernels, mus, term) for term in range(2)]
-        return [tied(g) for g in found.compatibility], exact
+        return [reference.tied(g) for g in found.compatibility], exact
 
     for approximate, exact in zip(*gradients(0.0), strict=True):
         assert np.abs(exact).max() > 0.05
@@ -169,7 +140,7 @@ def test_likelihood_finds_the_potts_weights_that_labels_were_drawn_from():
             Pairwise(Spatial(1.5), Potts(spatial)), Pairwise(Bilateral(6, 40), Potts(bilateral)),
         ])
 
-    examples = sampled(two_terms(1.0, 3.0), n=10, seed=4)
+    examples = sampled_images(two_terms(1.0, 3.0), EXACT, n=10, seed=4)
     start = two_terms(0.3, 0.3)
     result = approximate_likelihood(start, examples, inference=EXACT, l2=NO_RIDGE, max_iter=50)
     weights = [term.compatibility.weight for term in result.model.terms]
@@ -190,7 +161,7 @@ def test_likelihood_matches_the_pairs_of_labels(family):
     true, model = (
         DenseCRF(3, [Pairwise(Bilateral(6, 40), mu)]) for mu in (truth, start[family])
     )
-    examples = sampled(true, n=8)
+    examples = sampled_images(true, EXACT, n=8)
     result = approximate_likelihood(model, examples, inference=EXACT, l2=NO_RIDGE, max_iter=60)
     before, _ = likelihood_gradient(model, examples, EXACT)
     after, _ = likelihood_gradient(result.model, examples, EXACT)
@@ -207,7 +178,8 @@ def test_likelihood_matches_the_pairs_of_labels(family):
 
 
 def test_ridge_progress_and_jobs_of_the_likelihood():
-    examples = sampled(DenseCRF(2, [Pairwise(Bilateral(6, 40), Potts(3.0))]), n=3, size=(8, 9))
+    true = DenseCRF(2, [Pairwise(Bilateral(6, 40), Potts(3.0))])
+    examples = sampled_images(true, EXACT, n=3, size=(8, 9))
     model = DenseCRF(2, [Pairwise(Bilateral(6, 40), Potts(0.5))])
 
     def weight(**options):
@@ -225,7 +197,7 @@ def test_ridge_progress_and_jobs_of_the_likelihood():
 
 def test_grid_search_scores_every_candidate_and_keeps_the_best():
     true = DenseCRF(3, [Pairwise(Bilateral(6, 40), Potts(3.0))])
-    examples = sampled(true, n=4)
+    examples = sampled_images(true, EXACT, n=4)
     candidates = list(potts_grid(3, bilateral=[(6, 40), (1, 200)], weights=[0.0, 3.0]))
     scorers = {"iou": mean_iou, "accuracy": pixel_accuracy, "class_accuracy": class_accuracy}
     for metric, scorer in scorers.items():
@@ -267,7 +239,7 @@ def test_potts_grid_holds_every_combination_once():
 @pytest.mark.slow
 def test_searches_without_a_grid_improve_on_their_start():
     true = DenseCRF(3, [Pairwise(Bilateral(6, 40), Potts(3.0))])
-    examples = sampled(true, n=4)
+    examples = sampled_images(true, EXACT, n=4)
     wrong = DenseCRF(3, [Pairwise(Bilateral(2, 90), Potts(0.5))])
     local = local_search(wrong, examples, inference=EXACT, max_evaluations=40)
     report = local.report
@@ -394,7 +366,7 @@ def miscalibrated():
     true = DenseCRF(3, [Pairwise(Bilateral(6, 40), Potts(2.0))])
     return [
         TrainingImage(e.image, 0.4 * e.unary + np.array([0.0, 1.5, -1.0]), e.truth)
-        for e in sampled(true)
+        for e in sampled_images(true, EXACT)
     ]
 
 
@@ -418,6 +390,7 @@ def test_piecewise_recalibrates_alone_then_leaves_the_unary(tmp_path):
     assert result.report.best_iteration >= first
     best = losses[result.report.best_iteration]
     assert best == min(losses[first:]) < 0.95 * min(losses[:first])
+    assert result.report.stopped
     term = result.model.terms[0]
     assert term.compatibility.weight > 1.0
     assert term.kernel.sigma_color != 80
@@ -446,6 +419,8 @@ def test_wrong_requests_are_refused():
         assert "truth must hold labels from 0 to 2" in refusal(call, model, [other])
         broken = TrainingImage(good.image, np.full_like(good.unary, np.nan), good.truth)
         assert "unary must be finite" in refusal(call, model, [broken])
+        ragged = TrainingImage(good.image, [*good.unary.tolist()[1:], -1], good.truth)
+        assert "give every row the same length" in refusal(call, model, [ragged])
     void = TrainingImage(good.image, good.unary, np.full_like(good.truth, 255))
     assert "labeled pixels" in refusal(grid_search, [model], [void])
     assert "labeled pixels" in refusal(approximate_likelihood, model, [void])

@@ -1,36 +1,30 @@
 """Learning: the objective's gradient by every parameter, recovery of a known model, resumption."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from crfield import (
-    Bilateral,
-    DenseCRF,
-    Diagonal,
-    FeatureKernel,
-    Inference,
-    InputError,
-    Pairwise,
-    Potts,
-    Spatial,
-    Symmetric,
-)
+from crfield import Bilateral, DenseCRF, Diagonal, Inference, Pairwise, Potts, Spatial, Symmetric
 from crfield._core import resources
-from crfield.estimators import TrainingImage
+from crfield.estimators import DenseCRFClassifier, TrainingImage
 from crfield.learning import (
     LEARNABLE,
     DatasetObjective,
     Parameters,
+    approximate_likelihood,
+    generative_kernel,
+    grid_search,
     learn,
     make_loss,
+    starting_model,
 )
 from crfield.learning.learner import LOSSES, _has_settled
-from crfield.learning.objective import fingerprint, unroll
+from crfield.learning.losses import ExpectedHamming, RobustLogLikelihood
+from crfield.learning.objective import fingerprint, settle, unroll
+from reference import central_differences
 from refusal import refusal
+from small_dataset import sampled_images
 
 pytest.importorskip("scipy")
 
@@ -67,17 +61,13 @@ def test_gradient_of_the_objective_by_every_parameter(algorithm, loss):
     objective = DatasetObjective(
         parameters, examples, make_loss(loss, examples, 3),
         Inference(algorithm, "exact", max_iter=3),
-        l2={"unary": 0.01, "compatibility": 0.02, "off_diagonal": 0.03, "kernel": 0.04,
-            "weight": 0.05},
+        l2={name: 0.01 * (k + 1) for k, name in enumerate((*LEARNABLE, "off_diagonal"))},
     )
     rng = np.random.default_rng(1)
     x = parameters.start + 0.1 * rng.normal(size=parameters.start.shape)
     found = objective(x).gradient
-    for i in range(len(x)):
-        step = np.zeros_like(x)
-        step[i] = 1e-6
-        numeric = (objective(x + step).value - objective(x - step).value) / 2e-6
-        assert found[i] == pytest.approx(numeric, rel=2e-5, abs=2e-8), i
+    expected = central_differences(lambda moved: objective(moved).value, x)
+    assert found == pytest.approx(expected, rel=2e-5, abs=2e-8)
 
 
 @pytest.mark.slow
@@ -134,11 +124,8 @@ def test_gradient_goes_through_the_projection():
         Inference("concave", "exact", max_iter=3),
     )
     found = objective(parameters.start).gradient
-    for i in range(len(found)):
-        step = np.zeros_like(found)
-        step[i] = 1e-6
-        above, below = objective(parameters.start + step), objective(parameters.start - step)
-        assert found[i] == pytest.approx((above.value - below.value) / 2e-6, rel=1e-5, abs=1e-8)
+    expected = central_differences(lambda x: objective(x).value, parameters.start)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-8)
 
 
 def test_vector_and_model_are_each_others_inverse():
@@ -155,31 +142,13 @@ def test_vector_and_model_are_each_others_inverse():
     assert np.allclose(again.start, parameters.start)
 
 
-def sampled(true, inference, n=6, seed=3, size=(18, 20)):
-    """Images whose labels are drawn from the marginals of a known model."""
-    rng = np.random.default_rng(seed)
-    made = []
-    for _ in range(n):
-        base = rng.uniform(0, 255, (3, 3, 3))
-        image = np.kron(base, np.ones((6, 7, 1)))[: size[0], : size[1]]
-        image = image + rng.normal(0, 6, (*size, 3))
-        unary = rng.normal(size=(*size, true.n_labels)) * 1.5
-        q = true.infer(
-            image, unary, algorithm=inference.algorithm, filter=inference.filter,
-            max_iter=inference.max_iter, tol=0.0,
-        ).marginals
-        chance = rng.random((*size, 1))
-        made.append(TrainingImage(image, unary, (q.cumsum(-1) < chance).sum(-1)))
-    return made
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_learning_from_a_wrong_start_is_as_good_as_the_truth(loss):
     inference = Inference("concave", "exact", max_iter=3)
     true = DenseCRF(3, [Pairwise(Spatial(2.0), Potts(1.0)), Pairwise(Bilateral(6, 40), Potts(3.0))])
     wrong = DenseCRF(3, [Pairwise(Spatial(1), Potts(0.2)), Pairwise(Bilateral(2, 90), Potts(0.5))])
-    examples = sampled(true, inference)
+    examples = sampled_images(true, inference)
     objective = make_loss(loss, examples, 3)
     learned = ("compatibility", "kernel")
     reference = DatasetObjective(Parameters(true, learned), examples, objective, inference)
@@ -200,7 +169,7 @@ def test_every_optimizer_lowers_the_loss_and_resumes_bit_for_bit(optimizer, tmp_
     inference = Inference("concave", "exact", max_iter=2)
     true = DenseCRF(3, [Pairwise(Bilateral(6, 40), Potts(3.0))])
     start = DenseCRF(3, [Pairwise(Bilateral(3, 80), Potts(0.5))])
-    examples = sampled(true, inference, n=3, size=(10, 12))
+    examples = sampled_images(true, inference, n=3, size=(10, 12))
 
     def run(checkpoint=None, resume=False, max_iter=6):
         return learn(
@@ -223,15 +192,74 @@ def test_every_optimizer_lowers_the_loss_and_resumes_bit_for_bit(optimizer, tmp_
     assert whole.report.losses == resumed.report.losses
 
 
-@pytest.mark.parametrize(("seed", "change"), [
-    (0, {"learn": ("kernel",), "resume": True}), (1, {}),
-], ids=["another run", "other images"])
-def test_a_checkpoint_of_something_else_is_refused(tmp_path, seed, change):
-    model = DenseCRF(3, [Pairwise(Spatial(2), Potts(1))])
-    options = {"learn": ("compatibility",), "max_iter": 1, "checkpoint": tmp_path / "checkpoint"}
-    learn(model, images(2), **options)
-    with pytest.raises(InputError, match="belongs to another run"):
-        learn(model, images(2, seed=seed), **{**options, **change})
+def test_a_step_beyond_all_numbers_is_refused():
+    message = refusal(
+        learn, DenseCRF(3, [Pairwise(Spatial(2), Potts(1.0))]), images(2), loss="hamming",
+        optimizer="adam", step_size=1e29, max_iter=1,
+    )
+    assert "lower step_size" in message
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"learn": ("compatibility",)}, "other learn"),
+    ({"examples": images(2, seed=1)}, "other data"),
+    ({"examples": images(2, size=(6, 5))}, "other data"),  # the same numbers on another grid
+    ({"validation": images(1, seed=4)}, "other validation"),
+    ({"validation": images(1, seed=3)[:1] * 2}, "other validation"),
+    ({"validation": None}, "other validation"),
+    ({"model": DenseCRF(3, [Pairwise(Spatial(2), Potts(2))])}, "other start"),  # fixed, but used
+    ({"loss": RobustLogLikelihood(eps=0.2)}, "other loss.eps"),
+    ({"loss": RobustLogLikelihood([1.0, 1.0, 2.0])}, "other loss.weights"),
+    ({"l2": {"unary": 3.0}}, "other l2"),
+])
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, change, words):
+    options = {
+        "model": DenseCRF(3, [Pairwise(Spatial(2), Potts(1))]), "examples": images(2),
+        "learn": ("unary",), "max_iter": 1, "checkpoint": tmp_path / "checkpoint",
+        "loss": RobustLogLikelihood(), "validation": images(1, seed=3),
+    }
+    learn(**options)
+    learn(**options)  # the same run is taken up again
+    message = refusal(learn, **options | change)
+    assert "belongs to another run" in message
+    assert words in message
+    learn(**options | change, resume=False)
+
+
+def test_other_data_are_told_apart():
+    one, other = images(2), images(2, seed=1)
+    assert fingerprint(one) == fingerprint(images(2)) != fingerprint(one[::-1])
+    for name in ("image", "unary", "truth"):
+        changed = one[1]._replace(**{name: getattr(other[1], name)})
+        assert fingerprint([one[0], changed]) != fingerprint(one), name
+
+
+@pytest.mark.parametrize("loss", ["iou", "robust"])
+def test_what_is_learned_does_not_depend_on_the_number_of_jobs(loss, monkeypatch):
+    """Sums are rounded in an order that the threads of a job decide; jobs must not decide those."""
+    monkeypatch.setattr("crfield._core.resources.usable_cores", lambda: 4)
+    examples = [
+        each._replace(unary=each.unary.astype(np.float32)) for each in images(4, size=(50, 45))
+    ]
+    held_out = examples.pop()
+    found = []
+    for n_jobs in (1, 2, 3):
+        start = starting_model(
+            3, examples, make_loss(loss, examples, 3), family="potts", n_jobs=n_jobs
+        )
+        learned = learn(
+            start, examples, loss=loss, learn=("unary", "compatibility", "kernel"), max_iter=1,
+            validation=[held_out], n_jobs=n_jobs,
+        )
+        guess = approximate_likelihood(start, examples, max_iter=1, n_jobs=n_jobs)
+        vectors = [
+            Parameters(model, ("unary", "compatibility", "kernel")).start.tolist()
+            for model in (start, learned.model, guess.model)
+        ]
+        report = learned.report
+        found.append((vectors, report.losses, report.gradient_norms, report.validation_ious))
+    assert found[0] == found[1] == found[2]
+    assert found[0][1][0] != found[0][1][-1], "something was learned"
 
 
 def test_validation_keeps_the_best_iterate():
@@ -241,8 +269,7 @@ def test_validation_keeps_the_best_iterate():
     model = DenseCRF(2, [Pairwise(Spatial(2), Potts(1))])
     result = learn(
         model, examples, loss="robust", learn=("unary", "compatibility"), inference=inference,
-        max_iter=40, patience=3,
-        validation=held_out,
+        max_iter=40, patience=3, validation=held_out,
     )
     scores = result.report.validation_ious
     assert result.report.best_iteration == int(np.argmax(scores))
@@ -251,19 +278,76 @@ def test_validation_keeps_the_best_iterate():
 
 def test_wrong_requests_are_refused():
     examples = images(1)
-    model = DenseCRF(3, [Pairwise(FeatureKernel("f", 1, shape="tent"), Potts(1))])
+    model = DenseCRF(3, [Pairwise(Spatial(1, shape="tent"), Potts(1))])
     assert "only Gaussian kernels" in refusal(learn, model, examples)
     assert "learn must name some of" in refusal(Parameters, full_model(), np.array("x"))
     assert "learn must name some of" in refusal(learn, model, examples, learn=("everything",))
     assert "at least one image" in refusal(learn, DenseCRF(3), [], loss="iou", learn=("unary",))
-    with pytest.raises(InputError, match="must start above 0"):
-        learn(DenseCRF(3, [Pairwise(Spatial(1), Potts(0))]), examples, learn=("compatibility",))
-    with pytest.raises(InputError, match="a pairwise term to learn"):
-        learn(DenseCRF(3), examples, learn=("compatibility",))
-    with pytest.raises(InputError, match="l2 must name some of"):
-        learn(DenseCRF(3), examples, learn=("unary",), l2={"mu": 1.0})
+    zero = DenseCRF(3, [Pairwise(Spatial(1), Potts(0))])
+    assert "must start above 0" in refusal(learn, zero, examples, learn=("compatibility",))
+    assert "term to learn" in refusal(learn, DenseCRF(3), examples, learn=("compatibility",))
+    message = refusal(learn, DenseCRF(3), examples, learn=("unary",), l2={"mu": 1.0})
+    assert "l2 must name some of" in message
     assert "(*grid, 4)" in refusal(learn, DenseCRF(4), examples, learn=("unary",))
     assert "sequential" in refusal(learn, DenseCRF(3), examples, inference=Inference("sequential"))
+    for n_jobs in (0, 10**6, 1.5):
+        assert refusal(learn, DenseCRF(3), examples, learn=("unary",), n_jobs=n_jobs).startswith(
+            "n_jobs must "
+        )
+
+
+@pytest.mark.parametrize("call", [
+    learn, approximate_likelihood,
+    lambda start, examples, l2: DatasetObjective(
+        Parameters(start, LEARNABLE), examples, ExpectedHamming(), l2=l2
+    ),
+    lambda start, examples, l2: DenseCRFClassifier(l2=l2, input="costs").fit(
+        [(each.image, each.unary) for each in examples], [each.truth for each in examples]
+    ),
+])
+def test_a_ridge_that_pushes_away_is_refused(call):
+    start, examples = DenseCRF(3, [Pairwise(Spatial(1), Potts(1))]), images(1)
+    for bad, words in (
+        ({"compatibility": -1e-9}, "l2 of compatibility must not be negative, got -1e-09"),
+        ({"off_diagonal": -1}, "l2 of off_diagonal must not be negative"),
+        ({"compatibility": np.nan}, "l2 of compatibility must be finite"),
+        ({"compatibility": "1"}, "l2 of compatibility must be a number"),
+    ):
+        assert words in refusal(call, start, examples, l2=bad)
+
+
+@pytest.mark.parametrize("call", [
+    lambda examples: learn(full_model(), examples),
+    lambda examples: learn(full_model(), images(1), validation=examples),
+    lambda examples: approximate_likelihood(full_model(), examples),
+    lambda examples: grid_search([full_model()], examples),
+    lambda examples: generative_kernel(full_model(), examples),
+    lambda examples: starting_model(3, examples, ExpectedHamming()),
+    lambda examples: make_loss("hamming", examples, 3),
+    lambda examples: DatasetObjective(
+        Parameters(full_model(), LEARNABLE), examples, ExpectedHamming()
+    ),
+])
+def test_examples_are_a_sequence_of_at_least_one(call):
+    for bad, words in (
+        ((each for each in images(1)), "visited many times, got a generator"),
+        (images(1)[0], "got a TrainingImage"),
+        ([], "at least one image"),
+    ):
+        message = refusal(call, bad)
+        assert message.startswith(("examples must", "validation must"))
+        assert words in message
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, *(kind() for kind in LOSSES.values())])
+def test_images_without_a_label_are_refused(loss):
+    unlabeled = [each._replace(truth=np.full(each.truth.shape, 255)) for each in images(2)]
+    message = refusal(learn, full_model(), unlabeled, loss=loss)
+    assert "examples must have labeled pixels, got only void ones" in message
+    message = refusal(learn, full_model(), images(2), validation=unlabeled)
+    assert "validation must have labeled pixels" in message
+    some = [*unlabeled, *images(1)]
+    assert np.isfinite(learn(full_model(), some, loss=loss, max_iter=1).report.losses).all()
 
 
 def test_the_ridge_pulls_to_the_prior():
@@ -272,13 +356,40 @@ def test_the_ridge_pulls_to_the_prior():
     prior = DenseCRF(3, [Pairwise(Spatial(1.5), Potts(0.5))])
     learned = learn(
         start, examples, learn=("compatibility",), prior=prior, l2={"compatibility": 1e6}, tol=0.0,
-        max_iter=40,
-        inference=Inference("concave", "exact", max_iter=2),
+        max_iter=40, inference=Inference("concave", "exact", max_iter=2),
     )
     assert learned.model.terms[0].compatibility.weight == pytest.approx(0.5, rel=1e-3)
-    with pytest.raises(InputError, match="prior must have the form"):
-        learn(start, examples, learn=("compatibility",),
-              prior=DenseCRF(3, [Pairwise(Spatial(1), Diagonal([1, 1, 1]))]))
+    other = DenseCRF(3, [Pairwise(Spatial(1), Diagonal([1, 1, 1]))])
+    message = refusal(learn, start, examples, learn=("compatibility",), prior=other)
+    assert "prior must have the form" in message
+
+
+def test_entries_off_the_diagonal_have_the_ridge_of_all_unless_they_have_their_own():
+    model = DenseCRF(2, [Pairwise(Spatial(1), Symmetric([[-1.0, 0.5], [0.5, -2.0]]))])
+    parameters = Parameters(model, ("compatibility",))
+    for l2, expected in (
+        ({"compatibility": 0.5}, [0.5, 0.5, 0.5]), ({"off_diagonal": 0.1}, [0, 0.1, 0]),
+        ({"compatibility": 0.5, "off_diagonal": 0.1}, [0.5, 0.1, 0.5]), ({}, [0, 0, 0]),
+    ):
+        np.testing.assert_allclose(parameters.decay(l2) * parameters.scale**2, expected)
+
+
+def test_how_to_infer_is_what_the_caller_says_then_the_model_then_a_default():
+    model = DenseCRF(2, algorithm="cccp", max_iter=7)
+    for given, crf, expected in (
+        (Inference("parallel", max_iter=3), model, ("parallel", 3)), (None, model, ("cccp", 7)),
+        (Inference(max_iter=0), model, ("cccp", 0)), (None, DenseCRF(2), ("concave", 5)),
+    ):
+        found = settle(given, crf)
+        assert (found.algorithm, found.max_iter) == expected
+
+
+def test_a_learned_model_knows_the_size_of_its_images():
+    examples = [*images(2, size=(6, 9)), *images(2, size=(8, 8))]
+    learned = learn(full_model(), examples, max_iter=1)
+    assert learned.model.size == pytest.approx((9 + 8) / 2)
+    again = learn(learned.model, images(1, size=(3, 3)), max_iter=0)
+    assert again.model.size == learned.model.size  # whose widths it has
 
 
 def test_learning_stops_when_it_has_settled_and_keeps_no_memory():

@@ -1,7 +1,5 @@
 """The report of learning: a page that stands alone, shows the right numbers and never half."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import io
@@ -25,12 +23,17 @@ from crfield import (
     Potts,
     Spatial,
     Symmetric,
+    refine,
+    unary_from_labels,
 )
 from crfield.learning import Learned, LearningReport, write_report
+from crfield.learning.results import _refined
 from crfield.learning.widths import kernel_correlations, kernel_widths
+from crfield.metrics import confusion_matrix, iou_per_label, mean_iou, pixel_accuracy
 from crfield.show import svg as _svg
 from html_page import Balanced
 from refusal import refusal
+from small_dataset import training_images
 
 NAMES = ["sky & <sea>", "grass", "a class with quite a long name"]
 
@@ -72,18 +75,23 @@ def written(path, *arguments, **options):
     """The report's text, checked to be a whole page that loads nothing."""
     write_report(path, *arguments, **options)
     text = Path(path).read_text("utf-8")
-    links = Balanced(text, void=("meta",)).links
-    assert all(link.startswith("data:image/png;base64,") for link in links)
+    links = Balanced(text, void=("meta", "img")).links
+    assert all(re.match("data:image/(png|jpeg);base64,", link) for link in links)
     assert "url(" not in text
     assert "@import" not in text
     return text
 
 
 def heat_maps(text):
-    """The pictures of matrices, a pixel a cell."""
+    """The pictures of matrices, a pixel a cell, on white."""
     found = re.findall(r"base64,([^\"]+)", text)
-    images = [np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) for data in found]
-    return [image for image in images if image.shape[0] > 1]
+    images = [Image.open(io.BytesIO(base64.b64decode(data))) for data in found]
+    white = [Image.new("RGBA", image.size, "white") for image in images]
+    shown = [
+        np.asarray(Image.alpha_composite(*pair).convert("RGB"))
+        for pair in zip(white, images, strict=True)
+    ]
+    return [image for image in shown if image.shape[0] > 1]
 
 
 def cells(text):
@@ -114,6 +122,77 @@ def test_the_page_shows_what_was_learned(tmp_path):
     assert ["kept within the convergence guarantee", "yes"] in rows
     assert ["evaluations", "9"] in rows
     assert "sky &amp; &lt;sea&gt; and grass: 4 → 5" in text
+
+
+def test_results_of_classifier_default_and_model_side_by_side(tmp_path):
+    """Of eight scenes six are shown; each share of pixels and each IoU is that of `metrics`."""
+    scenes = training_images(8, size=(40, 60))
+    for scene in scenes:
+        scene.truth[:4, :4] = 255
+    truths = [scene.truth for scene in scenes]
+    model = DenseCRF(3, [Pairwise(Spatial(2.0), Potts(1.0))])
+    found = {
+        "classifier": [s.unary.argmin(-1) for s in scenes],
+        "default refine": [refine(s.image, np.exp(-s.unary)).labels for s in scenes],
+        "learned": [model.infer(s.image, s.unary, tol=0.0).labels for s in scenes],
+    }
+    totals = {
+        kind: sum(confusion_matrix(*pair, 3) for pair in zip(truths, maps, strict=True))
+        for kind, maps in found.items()
+    }
+    run = Learned(model, LearningReport())
+    text = written(
+        tmp_path / "report.html", run, class_names=["wall", "2", "x"], examples=scenes,
+        examples_are="held-out images",
+    )
+    assert "Scores on the 8 held-out images, at full size" in text
+    for kind, counts in totals.items():
+        tile = f"mean IoU, {kind}<b>{100 * mean_iou(counts):.2f} %</b>"
+        assert tile in text
+    ious = [iou_per_label(counts) for counts in totals.values()]
+    for label, name in enumerate(("wall", "label 2", "x")):
+        assert f">{name}<" in text
+        assert " → ".join(f"{100 * iou[label]:.1f}" for iou in ious) in text
+    assert text.count("<figcaption>truth") == text.count("data:image/jpeg") == 6
+    shares = re.findall(r"learned: ([\d.]+) % of pixels</fig", text)
+    chosen = [0, 1, 3, 4, 6, 7]
+    assert shares == [
+        f"{100 * pixel_accuracy(confusion_matrix(scenes[k].truth, found['learned'][k], 3)):.2f}"
+        for k in chosen
+    ]
+    assert len(text) < 400_000
+    drawn = re.findall(r'alt="image: truth"[^>]*base64,([^"]+)', text)
+    truth = Image.open(io.BytesIO(base64.b64decode(drawn[0])))
+    assert max(truth.size) == 256
+    assert truth.getpixel((0, 0)) == (224, 224, 224), "void"
+
+
+def test_the_legend_names_labels_that_only_the_truth_has(tmp_path):
+    scene = training_images(1, size=(40, 60))[0]
+    scene = scene._replace(unary=unary_from_labels((scene.truth == 1).astype(int), 3))
+    text = written(
+        tmp_path / "report.html", Learned(DenseCRF(3), LearningReport()),
+        class_names=["wall", "floor", "lamp"], examples=[scene],
+    )
+    assert "lamp" in text.partition("Before and after")[2]
+
+
+def test_default_refinement_of_labels_is_that_of_labels():
+    scene = training_images(1, size=(40, 60))[0]
+    labels = np.where(scene.truth == 2, 255, scene.truth)
+    scene = scene._replace(unary=unary_from_labels(labels, 3))
+    np.testing.assert_array_equal(_refined(scene), refine(scene.image, labels).labels)
+    flat = np.where(scene.truth == 1, 1, 255)
+    scene = scene._replace(unary=unary_from_labels(flat, 3))
+    np.testing.assert_array_equal(_refined(scene), flat == 1)
+
+
+def test_the_page_is_dark_where_the_browser_is(tmp_path):
+    text = written(tmp_path / "report.html", learned())
+    assert "@media (prefers-color-scheme: dark)" in text
+    for attribute, color in (("fill", _svg.INK), ("stroke", _svg.GRID_LINE)):
+        assert f'{attribute}="{color}"' in text.split("</style>")[1]
+        assert f'svg [{attribute}="{color}"] {{ {attribute}: #' in text
 
 
 def test_heat_maps_are_the_matrices(tmp_path):
@@ -246,7 +325,8 @@ def test_curves_stay_on_their_paper(rows, mark):
 def test_bars_stay_on_their_paper(rows):
     names, before, after = zip(*rows, strict=True)
     printable = ["".join(c for c in name if c.isprintable()) for name in names]
-    chart = ET.fromstring(_svg.paired_bars(printable, before, after))
+    series = [_svg.Curve("before", before), _svg.Curve("after", after)]
+    chart = ET.fromstring(f"<p>{_svg.bars(printable, series)}</p>")[1]
     width = float(chart.get("width"))
     bars = list(chart.iter("rect"))
     assert len(bars) == 2 * len(rows)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from crfield._core.atomic import check_writable
 from crfield._core.optimize import check_optimizer
-from crfield._core.resources import usable_cores
-from crfield._core.validate import InputError, as_count
-from crfield.cli.data import add_dataset, open_dataset
+from crfield._core.resources import MAX_JOBS, usable_cores
+from crfield._core.validate import InputError, as_count, shown_names
+from crfield.cli.data import add_dataset, check_starts, files_read, open_dataset
+from crfield.cli.outputs import reserved
 from crfield.cli.progress import LearningProgress
+from crfield.cli.words import counted, say
 from crfield.datasets import FolderDataset, Shrunk
 from crfield.datasets.shrunk import fitting_factor
 from crfield.dense.meanfield import Inference
@@ -35,19 +37,28 @@ from crfield.learning import (
     write_report,
 )
 from crfield.learning.learner import LOSSES
-from crfield.learning.objective import check_joblib
+from crfield.learning.objective import check_jobs
+from crfield.learning.report import is_report
 
 # Images this large are learned from whole; so many are looked at to know how large they are.
 _ENOUGH_PIXELS, _SIZED_IMAGES = 30_000, 8
+_REPLACE_OR_RESUME = (
+    "add --resume to go on with an interrupted run, --overwrite to replace it, or choose another "
+    "name with -o"
+)
 
 LEARN_EPILOG = """\
 examples:
+  crfield learn --images photos/ --labels masks/ --probabilities softmax/ -o model.safetensors
   crfield learn data/ --split train -o model.safetensors
   crfield learn data/ --split train --validation val -o model.safetensors --jobs 4
   crfield learn data/ --split train -o model.safetensors --resume     after an interruption
 
-DATASET holds images/, labels/ and unaries/ with one file per name, and NAME.txt for each split; a
-dataset.json there, or --dataset-json, says how the unaries are stored.
+Files in folders are matched by their stems: photos/cat.jpg with masks/cat.png and softmax/cat.npy.
+DATASET holds images/, labels/ and unaries/ where no other folders are named, NAME.txt for each
+split, and classes.txt with one name per line; a dataset.json there, or --dataset-json, says what
+the files do not show. Without --split and --validation about every fifth image is held out,
+chosen by its name alone, and crfield evaluate --held-out scores on the same ones.
 """
 
 
@@ -62,7 +73,11 @@ def add_command(commands: Any) -> None:
     add_dataset(parser)
     add = parser.add_argument
     add("-o", "--output", type=Path, required=True, metavar="MODEL", help="file of the model")
-    add("--validation", metavar="SPLIT", help="split to stop on and to choose the model by")
+    add("--validation", metavar="SPLIT",
+        help="split to stop on and to choose the model by")
+    add("--all", action="store_true",
+        help="learn from every image; by default about every fifth, of five or more, is held out "
+        "to score on, unless there is a --split or --validation")
     add("--start", type=Path, metavar="MODEL",
         help="model to start from (default: a spatial and a bilateral term that suit the data)")
     add("--compatibility", choices=FAMILIES, default="symmetric",
@@ -93,23 +108,103 @@ def add_command(commands: Any) -> None:
         help="images at a time (default: one for every core, or 1 without joblib)")
     add("--seed", type=int, default=0, help="order of mini-batches (default: 0)")
     add("--resume", action="store_true", help="take up an interrupted run from its checkpoint")
+    add("--overwrite", action="store_true",
+        help="replace a model that exists, its checkpoint and its report")
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print the course of learning as JSON at the end")
     parser.set_defaults(run=run_learn)
 
 
 def run_learn(arguments: argparse.Namespace) -> int:
-    """Learn, saving the best model so far after every iteration; then write the report."""
+    """Check what is read and written, and learn."""
     output: Path = arguments.output
-    checkpoint, page = _files_beside(output)
-    jobs = default_jobs() if arguments.jobs is None else arguments.jobs
-    check_joblib(jobs)
+    if not output.name:
+        raise InputError(
+            f"--output must be the name of a file, got {str(output)!r}; add a name to it."
+        )
+    checkpoint, page = (
+        output.with_name(output.name + end) for end in (".checkpoint", ".report.html")
+    )
+    if arguments.jobs is None:
+        arguments.jobs = default_jobs()
+    as_count(arguments.jobs, "--jobs", maximum=MAX_JOBS)
+    check_jobs(arguments.jobs)
     check_optimizer(arguments.optimizer)
+    dataset, validation, held_out = _open_parts(arguments)
+    inputs = itertools.chain(
+        [arguments.start] if arguments.start else [],
+        files_read(arguments, dataset, validation, held_out),
+    )
+    resumes = arguments.resume and (output.exists() or checkpoint.exists())
+    with reserved(
+        (output, checkpoint, page), inputs=inputs, searched=dataset.searched(),
+        overwrite=arguments.overwrite or resumes, remedy=_REPLACE_OR_RESUME,
+    ):
+        if resumes and not arguments.overwrite:
+            _check_is_ours(output, "a model", DenseCRF.load)
+            _check_is_ours(page, "the report of a model", is_report)
+        _tell_parts(arguments, dataset, held_out)
+        if arguments.resume and not checkpoint.exists() and not arguments.quiet:
+            say(f"crfield: there is no {checkpoint} to resume; starting anew.", sys.stderr)
+        return _learn(arguments, dataset, validation, held_out, checkpoint, page)
+
+
+def _open_parts(
+    arguments: argparse.Namespace,
+) -> tuple[FolderDataset, FolderDataset | None, FolderDataset | None]:
+    """The images to learn from, those to stop on and those that are held out, if there are any."""
     dataset = open_dataset(arguments, arguments.split)
-    validation = open_dataset(arguments, arguments.validation) if arguments.validation else None
+    check_starts(dataset)
+    if arguments.validation is not None:
+        return dataset, open_dataset(arguments, arguments.validation, dataset.n_labels), None
+    if arguments.split is not None or arguments.all:
+        return dataset, None, None
+    kept, held_out = dataset.hold_out()
+    return kept, None, held_out or None
+
+
+def _tell_parts(
+    arguments: argparse.Namespace, dataset: FolderDataset, held_out: FolderDataset | None
+) -> None:
+    """Say which images are learned from, where the caller has not."""
+    if arguments.quiet:
+        return
+    if dataset.unlabeled:
+        say(
+            f"crfield: {counted(len(dataset.unlabeled), 'image')} without labels left out: "
+            f"{shown_names(dataset.unlabeled)}.", sys.stderr,
+        )
+    if arguments.all or arguments.split or arguments.validation:
+        return
+    n, rest = len(dataset), len(held_out or ())
+    say("crfield: " + (
+        f"learning from {n} of {n + rest} images; {rest} {'is' if rest == 1 else 'are'} held out, "
+        "by name, to score on; --all learns from all."
+        if rest else f"learning from all {n} images, too few to hold any out."
+    ), sys.stderr)
+
+
+def _check_is_ours(path: Path, what: str, is_one: Callable[[Path], Any]) -> None:
+    """Refuse to go on into a file that is not `what` it must be, as `is_one` finds by reading it.
+    """
+    try:
+        if not path.exists() or is_one(path):
+            return
+    except InputError:
+        pass
+    raise InputError(
+        f"--resume goes on with {what}, but {path} is something else or damaged; add --overwrite "
+        "to replace it, or choose another name with -o."
+    )
+
+
+def _learn(
+    arguments: argparse.Namespace, dataset: FolderDataset, validation: FolderDataset | None,
+    held_out: FolderDataset | None, checkpoint: Path, page: Path,
+) -> int:
+    """Learn, saving the best model so far after every iteration; then write the report."""
+    output, jobs = arguments.output, arguments.jobs
     given = DenseCRF.load(arguments.start) if arguments.start else None
-    if arguments.resume and not checkpoint.exists() and not arguments.quiet:
-        print(f"crfield: there is no {checkpoint} to resume; starting anew.", file=sys.stderr)
     saved: int | None = None  # the iteration whose model this run has saved last
     try:
         with LearningProgress(arguments.max_iter, len(dataset), quiet=arguments.quiet) as progress:
@@ -138,29 +233,21 @@ def run_learn(arguments: argparse.Namespace) -> int:
                 validation=None if validation is None else _Remembered(validation, shrink),
                 checkpoint=checkpoint, resume=arguments.resume, callback=after_iteration,
             )
-        write_report(
+        means = write_report(
             page, _rescaled(learned, shrink, grid_dim), class_names=dataset.class_names,
-            title=output.name, grid_dim=grid_dim, settings=_data_settings(arguments),
+            title=output.name, grid_dim=grid_dim, settings=_data_settings(arguments, dataset),
+            examples=held_out or validation or dataset, void=dataset.void,
+            examples_are=(scored := _scored(arguments, held_out)),
         )
     except KeyboardInterrupt:
-        print(f"crfield: interrupted; {_what_is_left(output, saved)}", file=sys.stderr)
+        say(f"crfield: interrupted; {_what_is_left(output, saved)}", sys.stderr)
         return 130
     except (InputError, OSError):
         if saved is not None:
-            print(f"crfield: stopped; {_what_is_left(output, saved)}", file=sys.stderr)
+            say(f"crfield: stopped; {_what_is_left(output, saved)}", sys.stderr)
         raise
-    _print_outcome(arguments, learned.report, page)
+    _print_outcome(arguments, learned.report, page, scored, means)
     return 0
-
-
-def _files_beside(output: Path) -> tuple[Path, Path]:
-    """The checkpoint and the report, once all three files can be written."""
-    checkpoint, page = (
-        output.with_name(output.name + end) for end in (".checkpoint", ".report.html")
-    )
-    for path in (output, checkpoint, page):
-        check_writable(path)
-    return checkpoint, page
 
 
 def _shrink(arguments: argparse.Namespace, dataset: FolderDataset) -> int:
@@ -220,26 +307,41 @@ def _what_is_left(output: Path, saved: int | None) -> str:
     return f"{output} {state}; the same command with --resume goes on."
 
 
-def _print_outcome(arguments: argparse.Namespace, report: LearningReport, page: Path) -> None:
-    """The course of learning as JSON, or what came of it in a sentence."""
+def _print_outcome(
+    arguments: argparse.Namespace, report: LearningReport, page: Path, scored: str,
+    means: Mapping[str, float],
+) -> None:
+    """The course of learning as JSON, or what came of it in a few lines; `means` are the mean IoUs
+    on the images that are `scored`.
+    """
     kept = report.best_iteration
     if arguments.json:
         names = ("losses", "mean_ious", "validation_ious", "gradient_norms", "n_evaluations",
                  "best_iteration", "stopped")
         print(json.dumps({name: getattr(report, name) for name in names}, indent=1))
     elif not arguments.quiet:
-        print(
+        say(
             f"{arguments.output}: loss {report.losses[0]:.4f} -> {report.losses[kept]:.4f}, mean "
             f"IoU {100 * report.mean_ious[0]:.2f} -> {100 * report.mean_ious[kept]:.2f} % on "
-            f"{arguments.split or 'all images'}; see {page}\n"
-            f"stopped: {report.stopped.replace('max_iter', '--max-iter')}"
+            f"{arguments.split or 'the images learned from'}; see {page}"
         )
+        compared = ", ".join(f"{name} {100 * share:.2f} %" for name, share in means.items())
+        say(f"mean IoU on {scored}: {compared}")
+        say(f"stopped: {report.stopped.replace('max_iter', '--max-iter')}")
 
 
-def _data_settings(arguments: argparse.Namespace) -> dict[str, str]:
+def _scored(arguments: argparse.Namespace, held_out: FolderDataset | None) -> str:
+    """What the images are that the report scores."""
+    if held_out is not None:
+        return "held-out images"
+    split = arguments.validation or arguments.split
+    return f"images of {split}" if split else "images learned from"
+
+
+def _data_settings(arguments: argparse.Namespace, dataset: FolderDataset) -> dict[str, str]:
     """Where a run started and what it learned from, for its report."""
     return {
-        "data": str(arguments.dataset), "split": arguments.split or "all images",
+        "data": str(dataset.root), "split": arguments.split or "all images",
         "validation": arguments.validation or "none", "shrunk by": str(arguments.shrink),
         "start": str(arguments.start or "a spatial and a bilateral term"),
     }
@@ -267,11 +369,6 @@ class _Remembered(Sequence[Any]):
             self._visit(index)
         if index not in self._known:
             example = self._dataset[index]
-            if example.unary is None:
-                raise InputError(
-                    f"{example.name} has no unary, which learning starts from; add unaries/ or "
-                    "describe where they are in dataset.json."
-                )
             small = example if self._shrink == 1 else Shrunk([example], self._shrink)[0]
             self._known[index] = small
         return self._known[index]

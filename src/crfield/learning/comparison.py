@@ -15,6 +15,7 @@ from crfield.dense.model import DenseCRF, Pairwise
 from crfield.learning.widths import kernel_correlations, kernel_widths
 from crfield.show import svg as _svg
 from crfield.show.page import figure, heading, number, paragraph, row, table
+from crfield.show.svg import Numbers
 
 Matrix = NDArray[np.float64]
 
@@ -85,9 +86,14 @@ def parameter_table(start: DenseCRF | None, model: DenseCRF, grid_dim: int) -> s
     return heading("Parameters") + table(("part", "parameter", "start", "learned"), lines)
 
 
-def start_and_learned() -> str:
-    """The legend of bars in pairs."""
-    return _svg.legend([("start", _svg.BEFORE), ("learned", _svg.AFTER)])
+def start_and_learned(
+    names: Sequence[str], before: Numbers | None, after: Numbers, *,
+    decimals: int | None = None, width: int = 350,
+) -> str:
+    """Bars in pairs, or single ones where there is no start."""
+    series = [] if before is None else [_svg.Curve("start", before, _svg.BEFORE)]
+    series.append(_svg.Curve("learned", after))
+    return _svg.bars(names, series, decimals=decimals, width=width)
 
 
 def _paired_terms(
@@ -109,8 +115,8 @@ def _compatibilities(before: Pairwise | None, after: Pairwise, names: Sequence[s
     """Heat maps of w mu, and what changed most in words; of Potts the one number that it has."""
     cost = _potts_cost(after)
     if cost is not None:
-        bars = _svg.paired_bars(["different labels"], _potts_cost(before), cost)
-        return row([figure("cost of any two different labels", start_and_learned() + bars)])
+        bars = start_and_learned(["different labels"], _potts_cost(before), cost)
+        return row([figure("cost of any two different labels", bars)])
     mu = after.weight * after.compatibility.matrix(len(names))
     if before is None:
         return _heat_maps(None, mu, names, names)
@@ -164,9 +170,9 @@ def _kernel_shapes(before: Pairwise | None, after: Pairwise, grid_dim: int) -> s
     figures, maps = [], []
     old = [] if before is None else kernel_widths(before.kernel, grid_dim)
     for was, now in zip_longest(old, kernel_widths(after.kernel, grid_dim)):
-        bars = _svg.paired_bars(now.names, None if was is None else was.values, now.values)
+        bars = start_and_learned(now.names, None if was is None else was.values, now.values)
         caption = f"widths in {now.title}, {now.unit}"
-        figures.append(figure(caption, start_and_learned() + bars))
+        figures.append(figure(caption, bars))
         if now.title == "distance" and grid_dim == 2:
             contours = _svg.ellipses(
                 None if was is None else _in_plane(was.covariance), _in_plane(now.covariance),

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from crfield._core.checkpoints import Checkpoint
+from crfield._core.checkpoints import Checkpoint, digest
 from crfield._core.optimize import OPTIMIZERS, Batches, Vector, minimize
+from crfield._core.progress import shown_progress
 from crfield._core.resources import drop_arenas
 from crfield._core.validate import (
-    InputError,
     as_array,
     as_choice,
     as_count,
     as_positive_number,
     as_scalar,
 )
+from crfield.dense.files import describe
 from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.learning.losses import (
+    CLASS_POWER,
     VOID,
     ExpectedHamming,
     IntersectionOverUnion,
@@ -30,19 +33,24 @@ from crfield.learning.losses import (
     Loss,
     RobustLogLikelihood,
     class_weights,
+    customary_void,
+    known_pixels,
 )
 from crfield.learning.objective import (
     Confusion,
     DatasetObjective,
     Example,
     Point,
+    as_examples,
+    check_labeled,
     count_labels,
     fingerprint,
+    mean_size,
     settle,
     visit,
     with_inference,
 )
-from crfield.learning.parameters import LEARNABLE, Parameters
+from crfield.learning.parameters import LEARNABLE, Parameters, as_ridge
 from crfield.metrics import as_label_map, mean_iou
 
 LOSSES: dict[str, type[Loss]] = {
@@ -98,7 +106,7 @@ class Learned:
 
 
 def make_loss(
-    name: str, examples: Sequence[Example], n_labels: int, *, power: float = 0.25,
+    name: str, examples: Sequence[Example], n_labels: int, *, power: float = CLASS_POWER,
     void: int | None = VOID,
 ) -> Loss:
     """A loss by name with class weights n_l^-power from the examples' labels.
@@ -110,17 +118,20 @@ def make_loss(
     if name == "iou":
         return IntersectionOverUnion(void=void)
     counts = np.zeros(n_labels)
-    for example in examples:
+    for example in as_examples(examples):
         truth = as_array(example.truth, "truth").reshape(-1)
-        known = truth if void is None else truth[truth != void]
+        known = truth[known_pixels(truth, void)]
         as_label_map(known, "truth", n_labels)
         counts += np.bincount(known, minlength=n_labels)[:n_labels]
+    check_labeled(counts)
     return LOSSES[name](class_weights(counts, power), void)
 
 
-def default_l2(n_examples: int) -> dict[str, float]:
-    """The ridge of each group of parameters for `n_examples` images."""
-    return dict.fromkeys((*LEARNABLE, "off_diagonal"), RIDGE_FOR_ONE_IMAGE / max(1, n_examples))
+def ridge_of(l2: Mapping[str, float] | None, n_examples: int) -> dict[str, float]:
+    """The ridge of each group of parameters: what `l2` says, else what suits `n_examples` images.
+    """
+    usual = dict.fromkeys((*LEARNABLE, "off_diagonal"), RIDGE_FOR_ONE_IMAGE / n_examples)
+    return usual if l2 is None else {**usual, **as_ridge(l2)}
 
 
 def learn(
@@ -131,7 +142,7 @@ def learn(
     learn: Sequence[str] = ("compatibility", "kernel"),
     optimizer: str = "cg",
     inference: Inference | None = None,
-    l2: dict[str, float] | None = None,
+    l2: Mapping[str, float] | None = None,
     max_iter: int = 20,
     tol: float = 1e-2,
     patience: int = 5,
@@ -145,6 +156,7 @@ def learn(
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = True,
     callback: Callable[[int, LearningReport], Any] | None = None,
+    progress: bool = False,
 ) -> Learned:
     """Minimize a loss over the marginals of mean-field inference by the model's parameters.
 
@@ -153,7 +165,7 @@ def learn(
     Parameters
     ----------
     model : where to start; its compatibilities' families and its kernels are what is learned.
-    examples : images with costs and true labels; looked up by index in every pass.
+    examples : a sequence of images with costs and true labels, looked up by index in every pass.
     loss : "iou" (over the whole set), "hamming", "robust", "log_likelihood", or a `Loss`.
     learn : what to learn, of "unary" (a recalibration of the costs, L (L + 1) numbers that overfit
         a few dozen images), "compatibility", "kernel" (widths) and "weight" (of the terms, which
@@ -161,8 +173,8 @@ def learn(
     optimizer : "cg", "gd", "lbfgs", "adam" or "sgd"; `max_iter` iterations or epochs. The last two
         take `batch_size` images at a time, in an order drawn from `seed`, and steps of `step_size`.
     inference : how marginals are computed, by default the model's algorithm, or "concave", with the
-        model's number of iterations, or 5. All iterations are done, whatever its `tol`: their
-        number is part of the model.
+        model's number of iterations, or 5, on at most 4 threads per image. All iterations are done,
+        whatever its `tol`: their number is part of the model.
     tol : stop when `patience` iterations together lower the objective by less than this share;
         0 never does.
     l2 : ridge towards the prior for each group of parameters and for "off_diagonal" of a symmetric
@@ -170,7 +182,7 @@ def learn(
         (`Parameters.scale`); by default it shrinks with the number of images.
     validation : examples to stop on; the iterate with the best mean IoU there is returned, and
         learning stops after `patience` iterations without a better one.
-    n_jobs : images at a time, through joblib.
+    n_jobs : images at a time, through joblib; what is learned does not depend on it.
     project : keep compatibilities within the convergence guarantee.
     prior : the model that the ridge pulls to instead of the start, for a start that was itself
         learned.
@@ -178,20 +190,28 @@ def learn(
         the same arguments goes on from there, to the same result.
     resume : whether to go on from an existing checkpoint.
     callback : called as callback(iteration, report) after each iteration; True stops.
+    progress : whether to show a bar of the iterations.
     """
+    as_examples(examples)
+    if validation is not None:
+        as_examples(validation, "validation")
     iterations = as_count(max_iter, "max_iter", 0)
     batches = Batches(
         len(examples), as_count(batch_size, "batch_size"),
         as_positive_number(step_size, "step_size"), as_count(seed, "seed", 0),
     )
     as_choice(optimizer, "optimizer", OPTIMIZERS)
-    settled = settle(inference, model, n_jobs)
+    settled = settle(inference, model)
+    if model.size is None:
+        model = replace(model, size=mean_size(examples))
     parameters = Parameters(with_inference(model, settled), learn, project=project, prior=prior)
-    chosen = loss if isinstance(loss, Loss) else make_loss(loss, examples, model.n_labels)
-    ridge = {**default_l2(len(examples)), **(l2 or {})}
+    chosen = loss if isinstance(loss, Loss) else make_loss(
+        loss, examples, model.n_labels, void=customary_void(model.n_labels)
+    )
+    ridge = ridge_of(l2, len(examples))
     run = _Run(
         DatasetObjective(parameters, examples, chosen, settled, l2=ridge, n_jobs=n_jobs),
-        validation, as_scalar(tol, "tol"), as_count(patience, "patience"), callback,
+        validation, as_scalar(tol, "tol"), as_count(patience, "patience"),
     )
     settings = {
         "learn": list(learn), "context": list(model.context), "optimizer": optimizer,
@@ -203,29 +223,33 @@ def learn(
     run.report.settings = {**settings, "max_iter": max_iter}
     if checkpoint is not None:
         run.checkpoint = Checkpoint(
-            checkpoint, {**settings, **_facts_of(run.objective)}, resume=resume
+            checkpoint, {**settings, **_facts_of(run)}, resume=resume
         )
+    bar = shown_progress("iteration", iterations, callback) if progress else nullcontext(callback)
     try:
-        if not run.watch(parameters.start) and iterations:
-            minimize(
-                run.slope, parameters.start, optimizer, max_iter=iterations, callback=run.watch,
-                batches=batches, scale=parameters.scale,
-            )
+        with bar as run.callback:
+            if not run.watch(parameters.start) and iterations:
+                minimize(
+                    run.slope, parameters.start, optimizer, max_iter=iterations,
+                    callback=run.watch, batches=batches, scale=parameters.scale,
+                )
     finally:
         drop_arenas()
     return run.result(iterations)
 
 
-def _facts_of(objective: DatasetObjective) -> dict[str, Any]:
-    """Data, loss and parameters, by which a run is told from others."""
-
-    def exact(numbers: Any) -> list[str] | None:
-        return None if numbers is None else [float(number).hex() for number in numbers]
-
-    loss, parameters = objective.loss, objective.parameters
+def _facts_of(run: _Run) -> dict[str, Any]:
+    """Data, loss and model, by which a run is told from others."""
+    loss, parameters = run.objective.loss, run.objective.parameters
+    numbers = {
+        f"loss.{name}": np.asarray(value).tolist() for name, value in vars(loss).items()
+        if isinstance(value, int | float | np.ndarray)
+    }
     return {
-        "data": fingerprint(objective.examples), "weights": exact(loss.weights), "void": loss.void,
-        "start": exact(parameters.start), "prior": exact(parameters.prior),
+        "data": fingerprint(run.objective.examples),
+        "validation": None if run.validation is None else fingerprint(run.validation),
+        "start": digest(*describe(parameters.model)),
+        "prior": digest({}, {"prior": parameters.prior}), **numbers,
     }
 
 
@@ -234,12 +258,12 @@ class _Run:
 
     def __init__(
         self, objective: DatasetObjective, validation: Sequence[Example] | None, tol: float,
-        patience: int, callback: Callable[[int, LearningReport], Any] | None,
+        patience: int,
     ) -> None:
         self.objective = objective
         self.validation = validation
         self.tol, self.patience = tol, patience
-        self.callback = callback
+        self.callback: Callable[..., Any] | None = None
         self.checkpoint: Checkpoint | None = None
         start = objective.parameters.build(objective.parameters.start)
         self.report = LearningReport(start_model=start)
@@ -278,6 +302,7 @@ class _Run:
         """Report an iterate, keep it if it is the best; whether to stop."""
         report, values = self.report, self._values
         point = self.evaluate(vector, None)
+        check_labeled(point.confusion)
         report.losses.append(point.loss)
         report.mean_ious.append(mean_iou(point.confusion))
         report.confusions.append(point.confusion)
@@ -320,10 +345,7 @@ class _Run:
             (objective.inference, objective.loss.void), objective.n_jobs,
         )
         confusion = np.asarray(np.sum(counts, axis=0), np.int64)
-        if not confusion.any():
-            raise InputError(
-                "validation must have labeled pixels, got only void ones; check the split."
-            )
+        check_labeled(confusion, "validation")
         self.report.validation_ious.append(mean_iou(confusion))
         self.report.validation_confusions.append(confusion)
         return self.report.validation_ious[-1]

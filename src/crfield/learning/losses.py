@@ -27,9 +27,30 @@ from crfield._core.validate import (
 from crfield.dense.namespace import Array, library_of
 
 VOID = 255
+CLASS_POWER = 0.25  # KK13's choice: pixels of a class that has n of them weigh n^-0.25
 
 Totals = NDArray[np.float64]
 Labels = NDArray[np.integer[Any]]
+
+
+def customary_void(n_labels: int) -> int | None:
+    """255 where it is none of `n_labels` labels; else None: nothing marks void pixels then."""
+    return VOID if n_labels <= VOID else None
+
+
+def known_pixels(truth: Any, void: int | None) -> NDArray[np.bool_]:
+    """Where `truth`, of any shape, is a label rather than void."""
+    labels = np.asarray(truth)
+    return np.ones(labels.shape, bool) if void is None else np.asarray(labels != void)
+
+
+def check_void(void: int | None, n_labels: int) -> None:
+    """Refuse a `void` that is one of `n_labels` labels, whose own pixels would not count."""
+    if void is not None and 0 <= void < n_labels:
+        raise InputError(
+            f"void must be no label from 0 to {n_labels - 1}, got {void}; make the loss with "
+            "another number, or with void=None if all pixels count."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +87,8 @@ class Loss:
 
         n_labels : L.
         """
-        counts = np.bincount(truth[truth != self.void] if self.void is not None else truth,
-                             minlength=n_labels)
+        check_void(self.void, n_labels)
+        counts = np.bincount(truth[known_pixels(truth, self.void)], minlength=n_labels)
         weights = np.ones(n_labels) if self.weights is None else self.weights
         return np.array([0.0, float((counts[:n_labels] * weights).sum())])
 
@@ -82,12 +103,13 @@ class Loss:
     def _known(self, q: FloatArray, truth: Labels) -> tuple[Any, Any, NDArray[np.float64]]:
         """Rows that count, their labels and weights."""
         n, n_labels = q.shape
+        check_void(self.void, n_labels)
         if truth.shape != (n,):
             raise InputError(
                 f"truth must have one label per variable ({n}), got shape {truth.shape}; "
                 "flatten the label map."
             )
-        known = np.ones(n, bool) if self.void is None else truth != self.void
+        known = known_pixels(truth, self.void)
         refuse_where(
             known & ((truth < 0) | (truth >= n_labels)), truth,
             f"truth must lie in 0..{n_labels - 1} (void: {self.void})", "mark such pixels as void",
@@ -178,7 +200,8 @@ class IntersectionOverUnion(Loss):
     """L = 1 - mean_l i_l / u_l over the labels that occur in the truth.
 
     i_l = sum_{T_i = l} q_i(l), u_l = n_l + sum_{T_i != l} q_i(l), both over the whole data set.
-    The totals are (i, u, n), 3 L numbers.
+    Where the marginals are certain, L = 1 - `mean_iou` of the labels. The totals are (i, u, n),
+    3 L numbers.
     """
 
     separable: ClassVar[bool] = False
@@ -222,11 +245,11 @@ class IntersectionOverUnion(Loss):
         return inside, library.where(union > 0, union, library.ones_like(union)), factor
 
 
-def class_weights(counts: Any, power: float = 0.25) -> NDArray[np.float64]:
+def class_weights(counts: Any, power: float = CLASS_POWER) -> NDArray[np.float64]:
     """w_l = n_l^-power (L,), 0 for labels without a pixel.
 
     counts : n (L,), pixels of each label.
-    power : 0.25 is KK13's choice, 0 weighs pixels alike, 1 weighs labels alike.
+    power : 0 weighs pixels alike, 1 weighs labels alike.
     """
     n = as_floats(counts, "counts", np.dtype(np.float64))
     if n.ndim != 1 or (n < 0).any():

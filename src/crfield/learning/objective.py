@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,8 +13,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from crfield._core.checkpoints import digest
 from crfield._core.optimize import Vector
-from crfield._core.resources import Arena, lent_arena, usable_cores
+from crfield._core.optional import missing
+from crfield._core.resources import MAX_JOBS, Arena, lent_arena, thread_count
 from crfield._core.validate import (
     FloatArray,
     InputError,
@@ -23,6 +24,8 @@ from crfield._core.validate import (
     as_floats,
     available_memory,
     check_magnitude,
+    image_size,
+    shown,
 )
 from crfield.dense.gradient import backpropagate
 from crfield.dense.meanfield import Inference, State, run_parallel
@@ -36,12 +39,18 @@ from crfield.dense.problem import (
     center_costs,
     make_problem,
 )
-from crfield.learning.losses import VOID, Loss, Totals
+from crfield.learning.losses import Loss, Totals
 from crfield.learning.parameters import ModelGradient, Parameters
 from crfield.metrics import confusion_matrix
 
 # Iterations of inference while learning, unless the caller or the model says.
 _MAX_ITER = 5
+_SIZED = 16  # images that tell the size of all
+
+# Threads of each job, unless the caller says. The more there are, the more processor time goes into
+# putting their sums together: with jobs on every core a seventh at 2, a third at 4, as much again
+# at 8 and twice as much again at 16, on images of 213 x 320.
+_MOST_THREADS = 4
 
 Confusion = NDArray[np.int64]
 Result = TypeVar("Result")
@@ -99,11 +108,12 @@ class Unrolled:
     trace: list[State]
 
 
-def settle(inference: Inference | None, model: DenseCRF, n_jobs: int) -> Inference:
+def settle(inference: Inference | None, model: DenseCRF) -> Inference:
     """How marginals are computed while learning, with nothing left open.
 
-    What neither `inference` nor the model says is "concave", 5 iterations and an equal share of the
-    cores for each of `n_jobs` jobs.
+    What neither `inference` nor the model says is "concave", 5 iterations and a few threads,
+    however many jobs there are: threads decide in which order sums are rounded, and what is learned
+    must not depend on the number of jobs.
     """
     given = Inference() if inference is None else inference
     algorithm = given.algorithm or model.algorithm or DEFAULT_ALGORITHM
@@ -115,13 +125,21 @@ def settle(inference: Inference | None, model: DenseCRF, n_jobs: int) -> Inferen
     counts = (given.max_iter, model.max_iter, _MAX_ITER)
     return replace(
         given, algorithm=algorithm, max_iter=next(n for n in counts if n is not None),
-        threads=threads_per_job(n_jobs) if given.threads is None else given.threads,
+        threads=min(thread_count(), _MOST_THREADS) if given.threads is None else given.threads,
     )
 
 
 def with_inference(model: DenseCRF, inference: Inference) -> DenseCRF:
     """The model, made to infer like this from now on."""
     return replace(model, algorithm=inference.algorithm, max_iter=inference.max_iter)
+
+
+def mean_size(examples: Sequence[Example]) -> float:
+    """The mean size of the images of some of the examples, in the units of their spacing."""
+    chosen = np.linspace(0, len(examples) - 1, min(len(examples), _SIZED)).astype(int)
+    sized = (examples[int(index)] for index in chosen)
+    grids = (observe(np.shape(e.truth), spacing=spacing_of(e)) for e in sized)
+    return float(np.mean([image_size(each.grid, each.spacing) for each in grids]))
 
 
 def unroll(
@@ -160,8 +178,8 @@ def spacing_of(example: Example) -> Any:
 
 def check_example(model: DenseCRF, example: Example) -> None:
     """Refuse costs for other labels, and a truth of another size or that is none."""
-    costs, truth = np.shape(example.unary), np.shape(example.truth)
-    dtype = np.asarray(example.truth).dtype
+    costs, given = as_array(example.unary, "unary").shape, as_array(example.truth, "truth")
+    truth, dtype = given.shape, given.dtype
     if dtype.kind not in "biu":
         raise InputError(
             f"truth must hold whole numbers, got {dtype}; pass one integer label per variable."
@@ -257,7 +275,7 @@ def _evaluate(
 
 
 def _count(q: FloatArray, truth: NDArray[Any], void: int | None) -> Confusion:
-    return confusion_matrix(truth, q.argmax(1), q.shape[1], void=VOID if void is None else void)
+    return confusion_matrix(truth, q.argmax(1), q.shape[1], void=void)
 
 
 def _gradient(
@@ -283,37 +301,52 @@ def _gradient(
     )
 
 
-def fingerprint(examples: Sequence[Example]) -> int:
-    """A checksum of images, costs and true labels, by which other data are told from these."""
-    checksum = 0
+def as_examples(examples: Any, name: str = "examples") -> Sequence[Example]:
+    """Examples that can be counted and looked up again in every pass; at least one."""
+    has_length = hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
+    if not has_length or hasattr(examples, "truth"):
+        raise InputError(
+            f"{name} must be a sequence of images, which are visited many times, got a "
+            f"{type(examples).__name__}; pass a list."
+        )
+    if len(examples) == 0:
+        raise InputError(f"{name} must hold at least one image, got none; check the split.")
+    found: Sequence[Example] = examples
+    return found
+
+
+def check_labeled(counts: NDArray[Any], name: str = "examples") -> None:
+    """Refuse examples without a labeled pixel, given how many of each label there are."""
+    if not counts.any():
+        raise InputError(
+            f"{name} must have labeled pixels, got only void ones; check the true labels."
+        )
+
+
+def fingerprint(examples: Sequence[Example]) -> str:
+    """A digest of images, costs and true labels, by which other data are told from these."""
+    found = []
     for index in range(len(examples)):
         example = examples[index]
-        for name in ("truth", "unary", "image"):
-            values = getattr(example, name)
-            if values is not None:
-                checksum = zlib.crc32(as_array(values, name).tobytes(), checksum)
-        if (spacing := spacing_of(example)) is not None:
-            checksum = zlib.crc32(as_floats(spacing, "spacing").tobytes(), checksum)
-    return checksum
+        given = {name: getattr(example, name) for name in ("truth", "unary", "image")}
+        given["spacing"] = spacing_of(example)
+        found.append(digest({}, {
+            name: as_array(values, name) for name, values in given.items() if values is not None
+        }))
+    return digest({"examples": found}, {})
 
 
-def threads_per_job(n_jobs: int) -> int:
-    """Native threads that each of so many jobs may use; negative numbers count as in joblib."""
-    if n_jobs == 1:
-        return usable_cores()
-    check_joblib(n_jobs)
-    from joblib import effective_n_jobs
-
-    return max(1, usable_cores() // int(effective_n_jobs(n_jobs)))
-
-
-def check_joblib(n_jobs: int) -> None:
-    """Refuse several jobs where joblib, which runs them, is missing."""
-    if n_jobs != 1 and find_spec("joblib") is None:
+def check_jobs(n_jobs: Any) -> None:
+    """Refuse a number of jobs that makes no sense, and several where joblib, which runs them, is
+    missing.
+    """
+    if not isinstance(n_jobs, int | np.integer) or not 0 < abs(int(n_jobs)) <= MAX_JOBS:
         raise InputError(
-            f"n_jobs={n_jobs} needs joblib, which is not installed; "
-            "pip install crfield[learn], or use n_jobs=1."
+            f"n_jobs must be a whole number from 1 to {MAX_JOBS}, or negative as in joblib, got "
+            f"{shown(n_jobs)}; use 1, or -1 for every core."
         )
+    if n_jobs != 1 and find_spec("joblib") is None:
+        raise InputError(missing(f"n_jobs={n_jobs} needs", "joblib", otherwise="use n_jobs=1"))
 
 
 def visit(
@@ -323,7 +356,7 @@ def visit(
     """function(model, example, *arguments) of some examples, `n_jobs` at a time, in their order."""
     if n_jobs == 1:
         return [function(model, examples[i], *arguments) for i in indices]
-    check_joblib(n_jobs)
+    check_jobs(n_jobs)
     from concurrent.futures.process import BrokenProcessPool
 
     from joblib import Parallel, delayed
@@ -358,12 +391,11 @@ class DatasetObjective:
         self, parameters: Parameters, examples: Sequence[Example], loss: Loss,
         inference: Inference | None = None, *, l2: dict[str, float] | None = None, n_jobs: int = 1,
     ) -> None:
-        if len(examples) == 0:
-            raise InputError("examples must hold at least one image, got none; check the split.")
+        check_jobs(n_jobs)
         self.parameters = parameters
-        self.examples = examples
+        self.examples = as_examples(examples)
         self.loss = loss
-        self.inference = settle(inference, parameters.model, n_jobs)
+        self.inference = settle(inference, parameters.model)
         self.decay = parameters.decay(l2 or {})
         self.n_jobs = n_jobs
 

@@ -9,7 +9,7 @@ mu - PmuP + NSD(PmuP), and the gradient goes through the projection.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from crfield._core.optimize import Vector
-from crfield._core.validate import InputError, shown
+from crfield._core.validate import InputError, as_not_negative, shown
 from crfield.dense.compatibility import (
     Compatibility,
     Diagonal,
@@ -28,7 +28,7 @@ from crfield.dense.compatibility import (
     project_gradient,
 )
 from crfield.dense.kernels import Kernel
-from crfield.dense.model import DenseCRF
+from crfield.dense.model import DenseCRF, no_recalibration
 
 # What can be learned; "off_diagonal" regularizes a part of "compatibility", of a symmetric mu.
 LEARNABLE = ("unary", "compatibility", "kernel", "weight")
@@ -40,6 +40,18 @@ _TYPICAL_CHANGE = {
     "unary": 0.05, "constant": 0.3, "presence": 0.1, "place": 0.5, "compatibility": 0.3,
     "entry": 0.3, "kernel": 0.3, "weight": 0.3,
 }
+
+
+def as_ridge(l2: Any) -> dict[str, float]:
+    """The strength of the ridge of some groups of parameters, none of them negative."""
+    known = (*LEARNABLE, "off_diagonal")
+    if not isinstance(l2, Mapping) or not set(l2) <= set(known):
+        got = ", ".join(map(str, l2)) if isinstance(l2, Mapping) else shown(l2)
+        raise InputError(
+            f"l2 must name some of {', '.join(known)}, got {got}; "
+            'give each its strength, for example {"unary": 0.001}.'
+        )
+    return {name: as_not_negative(value, f"l2 of {name}") for name, value in l2.items()}
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,7 @@ class Parameters:
         self.learn = _as_learnable(learn)
         n = model.n_labels
         if "unary" in self.learn and model.recalibration is None:
-            model = dataclasses.replace(model, recalibration=np.eye(n, n + 1))
+            model = dataclasses.replace(model, recalibration=no_recalibration(n))
         self.model = model
         self.project = project
         # The model of the last vector, which is often asked for twice.
@@ -131,26 +143,21 @@ class Parameters:
                 scale[:] = _TYPICAL_CHANGE["entry"] * max(float(np.abs(values).max()), 1.0)
         return scale
 
-    def decay(self, l2: dict[str, float]) -> Vector:
+    def decay(self, l2: Mapping[str, float]) -> Vector:
         """The ridge (P,) of each entry, for changes measured in its typical change.
 
         l2 : the ridge of each group; "off_diagonal" is its own group of a symmetric mu.
         """
-        known = (*LEARNABLE, "off_diagonal")
-        if not set(l2) <= set(known):
-            raise InputError(
-                f"l2 must name some of {', '.join(known)}, got {', '.join(sorted(l2))}; "
-                "leave the others out."
-            )
+        ridge = as_ridge(l2)
         parts = []
         for group, number, _, values in self._pieces:
-            coefficient = np.full(values.shape, float(l2.get(group, 0.0)))
+            coefficient = np.full(values.shape, ridge.get(group, 0.0))
             if group == "compatibility" and number is not None:
                 compatibility = self.model.terms[number].compatibility
                 if isinstance(compatibility, Symmetric):
                     rows, columns = np.triu_indices(self.model.n_labels)
-                    coefficient[rows != columns] = float(
-                        l2.get("off_diagonal", l2.get("compatibility", 0.0))
+                    coefficient[rows != columns] = ridge.get(
+                        "off_diagonal", ridge.get("compatibility", 0.0)
                     )
             parts.append(coefficient)
         return np.asarray(np.concatenate(parts) / self.scale**2)
@@ -159,7 +166,14 @@ class Parameters:
         """The model with the values of the vector (P,)."""
         key = vector.tobytes()
         if self._latest is None or self._latest[0] != key:
-            self._latest = key, self._build(vector)
+            try:
+                with np.errstate(over="raise"):
+                    self._latest = key, self._build(vector)
+            except FloatingPointError:
+                raise InputError(
+                    "parameters must stay finite while they are learned, got a step beyond all "
+                    "numbers; lower step_size."
+                ) from None
         return self._latest[1]
 
     def _build(self, vector: Vector) -> DenseCRF:

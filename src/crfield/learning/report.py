@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from crfield._core.atomic import atomic_path
+from crfield._core.files import open_regular
 from crfield._core.validate import (
     InputError,
     as_count,
@@ -23,10 +25,22 @@ from crfield.learning.comparison import (
     start_and_learned,
 )
 from crfield.learning.learner import Learned, LearningReport
-from crfield.learning.objective import Confusion
+from crfield.learning.losses import VOID
+from crfield.learning.objective import Confusion, Example
+from crfield.learning.results import compare_results
 from crfield.metrics import iou_per_label, mean_iou
 from crfield.show import svg as _svg
-from crfield.show.page import figure, heading, number, page, paragraph, row, table, tile
+from crfield.show.page import (
+    BEGIN,
+    figure,
+    heading,
+    number,
+    page,
+    paragraph,
+    row,
+    table,
+    tile,
+)
 
 # Settings of `learn` whose names do not explain themselves.
 _SETTINGS = {
@@ -38,8 +52,11 @@ _SETTINGS = {
 def write_report(
     path: str | os.PathLike[str], learned: Learned, *, class_names: Sequence[str] | None = None,
     title: str = "Learned model", settings: Mapping[str, Any] | None = None, grid_dim: int = 2,
-) -> None:
+    examples: Sequence[Example] | None = None, examples_are: str = "images",
+    void: int | None = VOID,
+) -> dict[str, float]:
     """Write what learning did as one self-contained HTML file; it appears whole or not at all.
+    Returns the mean IoU on the examples of "classifier", "default refine" and "learned".
 
     Parameters
     ----------
@@ -49,14 +66,23 @@ def write_report(
     class_names : a name for each label, by default their numbers.
     settings : further facts of the run to list, such as the data set.
     grid_dim : how many of a joint covariance's features are positions; 3 for volumes.
+    examples : images, best those that were held out, on which the classifier, `refine` with its
+        defaults and the model are scored, and of which six are shown.
+    examples_are : what the page calls them.
+    void : true label of pixels that do not count, None if there is none.
     """
     target = as_path(path)
     model, report = learned.model, learned.report
-    names = _label_names(class_names, model.n_labels)
+    names = label_names(_checked_names(class_names, model.n_labels))
     dim = as_count(grid_dim, "grid_dim")
     facts = {**(settings or {}), **report.settings, "evaluations": report.n_evaluations}
+    means: dict[str, float] = {}
+    results = ""
+    if examples is not None:
+        means, results = compare_results(model, examples, examples_are, names, void)
     document = page(title, [
         _summary(report),
+        results,
         _curves(report),
         _agreement("Training images", report.confusions, report.best_iteration, names),
         _agreement("Validation images", report.validation_confusions, report.best_iteration, names),
@@ -66,10 +92,24 @@ def write_report(
         heading("Settings") + table((), [(_words(k), _in_words(v)) for k, v in facts.items()]),
     ])
     with atomic_path(target) as temporary:
-        temporary.write_text(document, encoding="utf-8", errors="backslashreplace")
+        temporary.write_text(
+            document, encoding="utf-8", errors="backslashreplace", newline="\n"
+        )
+    return means
 
 
-def _label_names(class_names: Sequence[str] | None, n_labels: int) -> list[str]:
+def is_report(path: Path) -> bool:
+    """Whether a file is a page that `write_report` has written."""
+    with open_regular(path, "report") as stream:
+        return stream.read(len(BEGIN)) == BEGIN.encode()
+
+
+def label_names(class_names: Sequence[str]) -> list[str]:
+    """What pages and tables call the labels: their names, or "label 3" of those that have none."""
+    return [f"label {name}" if name.isdecimal() else name for name in class_names]
+
+
+def _checked_names(class_names: Sequence[str] | None, n_labels: int) -> list[str]:
     if class_names is None:
         return [str(label) for label in range(n_labels)]
     if isinstance(class_names, str) or len(class_names) != n_labels:
@@ -143,7 +183,7 @@ def _agreement(
             ),
             figure(
                 "IoU of each label, %",
-                start_and_learned() + _svg.paired_bars(names, *ious, width=460, decimals=1),
+                start_and_learned(names, *ious, width=460, decimals=1),
             ),
         ])
     )

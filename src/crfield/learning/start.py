@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from crfield._core.validate import InputError, as_choice
+from crfield._core.validate import as_choice
 from crfield.datasets.shrunk import Shrunk, fitting_factor
 from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetric
 from crfield.dense.kernels import Bilateral, Kernel, Spatial
@@ -15,7 +15,7 @@ from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF, Pairwise
 from crfield.dense.observation import observe
 from crfield.learning.losses import Loss
-from crfield.learning.objective import Example, image_totals, settle, visit
+from crfield.learning.objective import Example, as_examples, image_totals, settle, visit
 
 FAMILIES = ("potts", "diagonal", "symmetric")
 
@@ -41,8 +41,7 @@ def starting_model(
     n_jobs : images at a time, through joblib.
     """
     as_choice(family, "family", FAMILIES)
-    if len(examples) == 0:
-        raise InputError("examples must hold at least one image, got none; check the split.")
+    as_examples(examples)
     chosen = np.linspace(0, len(examples) - 1, min(len(examples), _MOST_IMAGES)).astype(int)
     sample = [examples[int(index)] for index in chosen]
     grid_dim = np.ndim(sample[0].truth)
@@ -51,7 +50,7 @@ def starting_model(
     factor = fitting_factor([np.shape(e.truth) for e in sample], _MOST_PIXELS)
     shrunk = Shrunk(sample, factor)
     small = [shrunk[index] for index in range(len(shrunk))]
-    settled = settle(inference, DenseCRF(n_labels), n_jobs)
+    settled = settle(inference, DenseCRF(n_labels))
 
     def loss_of(model: DenseCRF) -> float:
         totals = visit(

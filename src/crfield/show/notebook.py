@@ -5,8 +5,6 @@ Texts are escaped, pictures are embedded as PNG, and there are no scripts.
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from crfield._core.validate import shown_numbers
 from crfield.show import page as _page
 from crfield.show import pictures
 
@@ -58,14 +57,7 @@ def figure(caption: str, picture: Image.Image | None) -> str:
     """A picture with its caption as HTML; the caption alone where there is no picture."""
     if picture is None:
         return _page.paragraph(caption)
-    stream = io.BytesIO()
-    picture.save(stream, "PNG")
-    data = base64.b64encode(stream.getvalue()).decode("ascii")
-    drawing = (
-        '<img alt="image, labels and uncertainty" style="max-width: 100%" '
-        f'src="data:image/png;base64,{data}">'
-    )
-    return _page.figure(caption, drawing)
+    return _page.figure(caption, _page.picture(picture, "image, labels and uncertainty"))
 
 
 def model_table(n_labels: int, terms: Any) -> str:
@@ -107,10 +99,5 @@ def _numbers(holder: Any) -> str:
         value = getattr(holder, name)
         if value is None:
             continue
-        array = np.asarray(value)
-        if array.ndim < 2 and array.size <= 4:
-            text = ", ".join(f"{number:g}" for number in array.ravel())
-        else:
-            text = f"{' x '.join(map(str, array.shape))} numbers"
-        words.append(f"{name} {text}")
+        words.append(f"{name} {shown_numbers(value)}")
     return "; ".join(words)

@@ -5,10 +5,17 @@ Texts are escaped here; what is called drawing or body is HTML already.
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 from collections.abc import Iterable, Sequence
 
+from PIL import Image
+
+from crfield.show.svg import AFTER, GRID_LINE, INK, PALE_INK
+
 _STYLE = """
+:root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #24292f; background: #fff;
        max-width: 1120px; margin: 32px auto; padding: 0 20px; }
 h1 { font-size: 26px; margin: 0 0 16px; overflow-wrap: anywhere; }
@@ -23,7 +30,28 @@ table { border-collapse: collapse; font-size: 14px; }
 th, td { text-align: left; padding: 3px 18px 3px 0; border-bottom: 1px solid #e5e7eb; }
 td.number { font-variant-numeric: tabular-nums; }
 svg { display: block; overflow: visible; font-family: system-ui, sans-serif; }
+img { display: block; max-width: 100%; }
 """
+# Charts are drawn for light pages; rules of a page go before the colors that a drawing names.
+_DARK = {
+    "fill": {INK: "#e8ecf0", PALE_INK: "#a3afba", AFTER: "#6ea0ff"},
+    "stroke": {GRID_LINE: "#343d46", PALE_INK: "#76828e", AFTER: "#6ea0ff"},
+}
+_DARK_STYLE = "\n".join([
+    "@media (prefers-color-scheme: dark) {",
+    "body { color: #e8ecf0; background: #14181c; } figcaption { color: #a3afba; }",
+    ".tile, th, td { border-color: #343d46; }",
+    *(f'svg [{attribute}="{light}"] {{ {attribute}: {dark}; }}'
+      for attribute, colors in _DARK.items() for light, dark in colors.items()),
+    "}",
+])
+
+
+# By this a page of ours is told from the files of others.
+BEGIN = (
+    '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    '<meta name="generator" content="crfield">\n'
+)
 
 
 def page(title: str, sections: Iterable[str]) -> str:
@@ -31,8 +59,7 @@ def page(title: str, sections: Iterable[str]) -> str:
     body = "\n".join(section for section in sections if section)
     name = html.escape(title)
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"{BEGIN}<title>{name}</title>\n<style>{_STYLE}{_DARK_STYLE}</style>\n</head>\n"
         f"<body>\n<h1>{name}</h1>\n{body}\n</body>\n</html>\n"
     )
 
@@ -50,6 +77,15 @@ def paragraph(text: str) -> str:
 def figure(caption: str, drawing: str) -> str:
     """A drawing below its caption."""
     return f"<figure><figcaption>{html.escape(caption)}</figcaption>{drawing}</figure>"
+
+
+def picture(image: Image.Image, meaning: str, form: str = "PNG") -> str:
+    """A picture within the page, as PNG or JPEG; `meaning` is for those who cannot see it."""
+    stream = io.BytesIO()
+    image.save(stream, form)
+    data = base64.b64encode(stream.getvalue()).decode("ascii")
+    source = f"data:image/{form.lower()};base64,{data}"
+    return f'<img alt="{html.escape(meaning)}" style="max-width: 100%" src="{source}">'
 
 
 def tile(name: str, value: str) -> str:

@@ -35,10 +35,12 @@ _LETTER = 0.56
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over their index; those that are not finite, or beyond 1e100, are left out."""
+    """A series of values; in charts over their index those that are not finite, or beyond 1e100,
+    are left out.
+    """
 
     name: str
-    values: Sequence[float]
+    values: Numbers
     color: str = AFTER
 
 
@@ -85,17 +87,16 @@ def line_chart(
     return _svg(width, height, parts, ", ".join(curve.name for curve in curves))
 
 
-def paired_bars(
-    names: Sequence[str], before: Numbers | None, after: Numbers, *,
-    decimals: int | None = None, width: int = 350,
+def bars(
+    names: Sequence[str], series: Sequence[Curve], *, decimals: int | None = None, width: int = 350
 ) -> str:
-    """Two bars per name, gray and blue, from 0, with values in so many decimals or three digits.
+    """Bars from 0, for each name one of each series, below their legend, with values in so many
+    decimals or three digits.
 
     Values that are not finite have no bar.
     """
     form = "{:.3g}" if decimals is None else f"{{:.{decimals}f}}"
-    rows = [tuple(after)] if before is None else [tuple(before), tuple(after)]
-    colors = [BEFORE, AFTER][-len(rows) :]
+    rows = [tuple(each.values) for each in series]
     written = [
         " → ".join(form.format(row[i]) if math.isfinite(row[i]) else "–" for row in rows)
         for i in range(len(names))
@@ -111,7 +112,7 @@ def paired_bars(
         middle = top + thick * len(rows) / 2 + 4
         parts.append(_name(left - 6, middle, name, "end"))
         end = left
-        for k, (row, color) in enumerate(zip(rows, colors, strict=True)):
+        for k, (row, color) in enumerate(zip(rows, [c.color for c in series], strict=True)):
             length = room * (max(row[i], 0.0) / largest) if math.isfinite(row[i]) else 0.0
             parts.append(
                 f'<rect x="{left:.1f}" y="{top + k * thick:.1f}" width="{length:.1f}" '
@@ -119,14 +120,15 @@ def paired_bars(
             )
             end = max(end, left + length)
         parts.append(_text(end + 6, middle, written[i], color=PALE_INK))
-    return _svg(width, round(8 + len(names) * pitch), parts, "bars before and after")
+    key = legend((each.name, each.color) for each in series)
+    return key + _svg(width, round(8 + len(names) * pitch), parts, "bars")
 
 
 def heat_map(
     values: Matrix, row_names: Sequence[str], column_names: Sequence[str], *, limit: float,
     negative: bool = True, unit: str = "",
 ) -> str:
-    """A matrix (R, C) in colors: white is 0, red up to `limit`, blue down to -`limit`.
+    """A matrix (R, C) in colors: 0 is clear, red up to `limit`, blue down to -`limit`.
 
     Without `negative` values are at least 0 and blue. Numbers are written into cells that have
     room for them.
@@ -200,7 +202,7 @@ def legend(names_and_colors: Iterable[tuple[str, str]]) -> str:
     return _svg(width, 18, [_legend(entries, 2, 13)], "legend")
 
 
-def _points(values: Sequence[float], logarithmic: bool) -> list[tuple[int, float]]:
+def _points(values: Numbers, logarithmic: bool) -> list[tuple[int, float]]:
     return [
         (index, math.log10(value) if logarithmic else float(value))
         for index, value in enumerate(values)
@@ -226,7 +228,8 @@ def _legend(entries: Sequence[tuple[str, str]], left: float, baseline: float) ->
     parts = []
     for name, color in entries:
         parts.append(
-            f'<rect x="{left:.1f}" y="{baseline - 9:.1f}" width="10" height="10" fill="{color}"/>'
+            f'<rect x="{left:.1f}" y="{baseline - 9:.1f}" width="10" height="10" fill="{color}" '
+            f'stroke="{GRID_LINE}"/>'
         )
         parts.append(_text(left + 15, baseline, name))
         left += _text_width(name) + 32
@@ -247,9 +250,12 @@ def _color_scale(
 
 
 def _tints(share: Matrix, positive: Color) -> NDArray[np.uint8]:
-    """Colors (..., 3) between white at 0 and the full colors at 1 and, in blue, at -1."""
+    """Colors (..., 4), clear at 0 so that the page shows through, dark or light, and full at 1 and,
+    in blue, at -1.
+    """
     full = np.where(share[..., None] >= 0, np.array(positive), np.array(BLUE))
-    return np.rint(255 + np.abs(share)[..., None] * (full - 255.0)).astype(np.uint8)
+    opacity = np.rint(255 * np.abs(share)[..., None])
+    return np.concatenate([full, opacity], axis=-1).astype(np.uint8)
 
 
 def _image(

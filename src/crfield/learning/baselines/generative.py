@@ -22,8 +22,8 @@ from crfield.dense.kernels import Kernel
 from crfield.dense.model import DenseCRF, Pairwise
 from crfield.dense.observation import observe
 from crfield.learning.baselines.search import Searched, grid_search
-from crfield.learning.losses import VOID
-from crfield.learning.objective import Example, check_example, spacing_of
+from crfield.learning.losses import VOID, customary_void, known_pixels
+from crfield.learning.objective import Example, as_examples, check_example, spacing_of
 from crfield.metrics import as_label_map
 
 DEFAULT_WEIGHTS = tuple(float(w) for w in np.geomspace(0.25, 32.0, 15))
@@ -87,15 +87,15 @@ def estimate_widths(
     kernel = model.terms[term].kernel
     moments: list[Vector] = []
     grid_dim = 0
-    for index in range(len(examples)):
+    for index in range(len(as_examples(examples))):
         example = examples[index]
         check_example(model, example)
-        labels = as_label_map(
-            example.truth, "truth", model.n_labels, np.asarray(example.truth) == VOID
-        )
+        void = customary_void(model.n_labels)
+        known = known_pixels(example.truth, void)
+        labels = as_label_map(example.truth, "truth", model.n_labels, ~known)
         grid_dim = labels.ndim
         first, second = _equal_label_pairs(
-            labels.reshape(-1), count, np.random.default_rng([seed, index])
+            labels.reshape(-1), count, np.random.default_rng([seed, index]), void
         )
         if len(first):
             f = kernel.scaled_features(
@@ -116,11 +116,11 @@ def estimate_widths(
 
 
 def _equal_label_pairs(
-    labels: NDArray[Any], count: int, rng: np.random.Generator
+    labels: NDArray[Any], count: int, rng: np.random.Generator, void: int | None = VOID
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """`count` pairs of different pixels with one label; every such pair is equally likely."""
     order = np.argsort(labels, kind="stable")
-    order = order[labels[order] != VOID]
+    order = order[known_pixels(labels[order], void)]
     _, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
     possible = sizes.astype(np.float64) * (sizes - 1)
     if not possible.any():

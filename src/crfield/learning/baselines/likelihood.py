@@ -16,7 +16,7 @@ still sees all pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,16 @@ from crfield.dense.filters import KernelOperator
 from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.learning.baselines.scoring import summed, visit_all
-from crfield.learning.learner import Learned, LearningReport, default_l2
-from crfield.learning.losses import VOID
-from crfield.learning.objective import Confusion, Example, settle, unroll, with_inference
+from crfield.learning.learner import Learned, LearningReport, ridge_of
+from crfield.learning.losses import customary_void, known_pixels
+from crfield.learning.objective import (
+    Confusion,
+    Example,
+    as_examples,
+    settle,
+    unroll,
+    with_inference,
+)
 from crfield.learning.parameters import ModelGradient, Parameters
 from crfield.metrics import as_label_map, confusion_matrix, mean_iou
 
@@ -42,7 +49,7 @@ def approximate_likelihood(
     examples: Sequence[Example],
     *,
     inference: Inference | None = None,
-    l2: dict[str, float] | None = None,
+    l2: Mapping[str, float] | None = None,
     max_iter: int = 50,
     step_size: float = 0.2,
     tol: float = 1e-3,
@@ -71,13 +78,14 @@ def approximate_likelihood(
     """
     if not model.terms:
         raise InputError("model must have pairwise terms, got none; add a Pairwise to learn.")
+    as_examples(examples)
     iterations = as_count(max_iter, "max_iter", 0)
     smallest = as_scalar(tol, "tol")
-    settled = settle(inference, model, n_jobs)
+    settled = settle(inference, model)
     parameters = Parameters(
         with_inference(model, settled), ("compatibility",), project=project
     )
-    decay = parameters.decay({**default_l2(len(examples)), **(l2 or {})})
+    decay = parameters.decay(ridge_of(l2, len(examples)))
     vector = parameters.start
     steps = np.full(vector.shape, as_positive_number(step_size, "step_size"))
     before = np.zeros_like(vector)
@@ -129,10 +137,11 @@ def _image_gradient(
     model: DenseCRF, example: Example, inference: Inference
 ) -> tuple[list[Vector], Confusion]:
     run = unroll(model, example, inference, keep_states=False)
-    known = np.asarray(example.truth) != VOID
+    void = customary_void(model.n_labels)
+    known = known_pixels(example.truth, void)
     truth = as_label_map(example.truth, "truth", model.n_labels, ~known)
     labels = run.marginals.argmax(1).reshape(truth.shape)
-    counts = confusion_matrix(truth, labels, model.n_labels, void=VOID)
+    counts = confusion_matrix(truth, labels, model.n_labels, void=void)
     q = run.marginals * known.reshape(-1, 1)
     t = np.zeros_like(q)
     t[np.flatnonzero(known), truth[known]] = 1.0

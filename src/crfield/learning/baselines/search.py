@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from crfield._core.optimize import Stopped, Vector
+from crfield._core.optional import missing
 from crfield._core.validate import (
     InputError,
     as_choice,
@@ -73,7 +74,7 @@ def grid_search(
     models : the candidates, for example from `potts_grid`; taken one at a time.
     examples : images with costs and true labels.
     inference : how marginals are computed, as for `learn`.
-    metric : "iou" (mean over labels), "accuracy" (share of pixels) or "class_accuracy".
+    metric : "iou" (`mean_iou`), "accuracy" (share of pixels) or "class_accuracy".
     n_jobs : images at a time, through joblib.
     callback : called as callback(number, report) after each candidate; True stops.
     """
@@ -139,8 +140,7 @@ def local_search(
         from scipy.optimize import minimize
     except ImportError:
         raise InputError(
-            "local_search needs SciPy, which is not installed; pip install crfield[learn], or use "
-            "random_search."
+            missing("local_search needs", "scipy", otherwise="use random_search")
         ) from None
     size = as_positive_number(spread, "spread")
     budget = as_count(max_evaluations, "max_evaluations")
@@ -235,7 +235,7 @@ class _Trial:
     def score(self, model: DenseCRF) -> float:
         if not isinstance(model, DenseCRF):
             raise InputError(f"candidates must be DenseCRF, got {shown(model)}; pass models.")
-        settled = settle(self._inference, model, self._n_jobs)
+        settled = settle(self._inference, model)
         counts = confusion(model, self._examples, settled, self._n_jobs)
         score = self._metric(counts)
         report = self.report

@@ -76,4 +76,5 @@ def _joined(model: DenseCRF, first: LearningReport, second: LearningReport) -> L
         best_model=second.best_model,
         start_model=model,
         settings=second.settings,
+        stopped=second.stopped,
     )
