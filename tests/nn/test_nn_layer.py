@@ -1,17 +1,18 @@
 """The CRF layer: gradients against central differences, and agreement with the NumPy model."""
 
-import dataclasses
 import gc
 import io
+import math
 import subprocess
 import sys
+import warnings
 import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from torch_device import torch
+from torch_device import DEVICE, torch
 
 # isort: split
 from crfield import (
@@ -20,11 +21,11 @@ from crfield import (
     Diagonal,
     FeatureKernel,
     Inference,
-    InputError,
     Pairwise,
     Potts,
     Spatial,
     Symmetric,
+    refine,
 )
 from crfield import nn as crf_nn
 from crfield.dense.problem import solve_self_pairs
@@ -32,36 +33,10 @@ from crfield.nn.dense import function as _function
 from crfield.nn.dense.operators import build_operator
 from crfield.nn.dense.run import NativeRun, TensorRun
 from refusal import refusal
+from small_batch import LABELS, MATRIX, POTTS_TERMS, check_gradients, some_batch
 
 ALGORITHMS = ("concave", "cccp", "parallel")
-MATRIX = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 1.5], [2.0, 1.5, 0.0]])
 EXACT = Inference(filter="exact", max_iter=2)
-POTTS_TERMS = (
-    Pairwise(Spatial(2.0), Potts(1.5)), Pairwise(Bilateral(4.0, 60.0), Potts(2.0), weight=0.7)
-)
-
-
-def some_batch(n_labels=3, grid=(4, 5), n_images=2, n_channels=3, seed=0, dtype=torch.float64):
-    rng = torch.Generator().manual_seed(seed)
-    logits = torch.randn(n_images, n_labels, *grid, generator=rng, dtype=torch.float64)
-    image = 255 * torch.rand(n_images, n_channels, *grid, generator=rng, dtype=torch.float64)
-    return logits.to(dtype), image.to(dtype)
-
-
-def check_gradients(layer, *inputs, fast=False, **keywords):
-    """gradcheck by the inputs and every parameter; `fast` in random directions only."""
-    names = [name for name, _ in layer.named_parameters()]
-    values = [value.detach().clone().requires_grad_() for value in layer.parameters()]
-    inputs = [x if x is None else x.detach().clone().requires_grad_() for x in inputs]
-
-    def call(*everything):
-        given = everything[: len(inputs)]
-        parameters = dict(zip(names, everything[len(inputs) :], strict=True))
-        return torch.func.functional_call(layer, parameters, given, keywords)
-
-    assert torch.autograd.gradcheck(
-        call, (*inputs, *values), atol=1e-7, rtol=1e-5, fast_mode=fast
-    )
 
 
 @pytest.mark.slow
@@ -93,10 +68,8 @@ def test_gradients_by_a_matrix_and_covariances(algorithm):
 
 
 def test_gradients_by_unsymmetric_kernels():
-    terms = [
-        Pairwise(Spatial(2.0, normalization=normalization), Potts(1.0))
-        for normalization in ("before", "after")
-    ]
+    kernels = [Spatial(2.0, normalization=normalization) for normalization in ("before", "after")]
+    terms = [Pairwise(kernel, Potts(1.0)) for kernel in kernels]
     inference = Inference("parallel", "exact", max_iter=2)
     layer = crf_nn.DenseCRF(2, terms, inference=inference).double()
     check_gradients(layer, some_batch(2)[0])
@@ -117,13 +90,10 @@ def test_gradients_by_named_features():
     layer = crf_nn.DenseCRF(
         2, [Pairwise(FeatureKernel("depth", 2, sigma=[0.5, 1.0]), Potts(2.0))], inference=EXACT,
     ).double()
-    logits, _ = some_batch(2)
-    depth = torch.randn(2, 2, 4, 5, dtype=torch.float64, requires_grad=True)
-
-    def call(logits, depth):
-        return layer(logits, features={"depth": depth})
-
-    assert torch.autograd.gradcheck(call, (logits.requires_grad_(), depth))
+    logits, depth = (x.requires_grad_() for x in some_batch(2, n_channels=2))
+    assert torch.autograd.gradcheck(
+        lambda logits, depth: layer(logits, features={"depth": depth / 100}), (logits, depth)
+    )
 
 
 @pytest.mark.slow
@@ -204,8 +174,7 @@ def test_to_model_and_back():
     )
     assert (again.inference.algorithm, again.inference.max_iter) == ("parallel", 2)
     again = crf_nn.DenseCRF.from_model(model).double()
-    for a, b in zip(layer.parameters(), again.parameters(), strict=True):
-        np.testing.assert_allclose(a.detach(), b.detach(), atol=1e-6)
+    torch.testing.assert_close(layer.state_dict(), again.state_dict(), rtol=1e-7, atol=1e-6)
 
 
 def run_both(layer, logits, image, given):
@@ -237,8 +206,7 @@ def test_tensor_runs_agree_with_the_compiled_core(algorithm, method, output):
     (native, wanted), (tensor, found) = run_both(layer, logits, image, given)
     torch.testing.assert_close(tensor.marginals, native.marginals, atol=1e-10, rtol=1e-8)
     torch.testing.assert_close(found.unary, wanted.unary, atol=1e-9, rtol=1e-7)
-    for a, b in zip(found.compatibility, wanted.compatibility, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-8, rtol=1e-7)
+    torch.testing.assert_close(found.compatibility, wanted.compatibility, atol=1e-8, rtol=1e-7)
     for a, b in zip(found.features, wanted.features, strict=True):
         torch.testing.assert_close(a.reshape(b.shape), b, atol=1e-8, rtol=1e-6)
 
@@ -365,16 +333,6 @@ def test_numbers_that_are_none_stay_none():
     assert logits.grad.isnan().any()
 
 
-def test_widths_that_do_not_fit_are_refused():
-    logits, image = some_batch(dtype=torch.float32)
-    for kernel in (
-        Spatial([1.0, 2.0, 3.0]), Bilateral(3.0, [1.0, 2.0]), Bilateral([1.0, 2.0, 3.0], 4.0),
-        Bilateral(covariance=np.eye(4)),
-    ):
-        with pytest.raises(InputError, match="widths must be one number"):
-            crf_nn.DenseCRF(3, [Pairwise(kernel, Potts(1.0))])(logits, image)
-
-
 def test_a_run_is_let_go_after_the_way_back():
     layer = crf_nn.DenseCRF(3, POTTS_TERMS, output="marginals")
     logits, image = some_batch(dtype=torch.float32)
@@ -401,6 +359,48 @@ def test_a_run_is_let_go_after_the_way_back():
     assert torch.isfinite(logits.grad).all()
 
 
+def in_format(x, channels_last):
+    """The tensor with its labels first or last in memory, where torch has a name for that."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = last.get(x.ndim) if channels_last else None
+    return x.contiguous(memory_format=wanted or torch.contiguous_format)
+
+
+@pytest.mark.parametrize("output", ["logits", "marginals"])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("grid", [(20,), (4, 5), (2, 4, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_results_lie_in_memory_as_the_logits_do(output, channels_last, grid, dtype):
+    logits, image = some_batch(grid=grid, dtype=dtype)
+    logits, image = in_format(logits, channels_last).to(DEVICE), image.float().to(DEVICE)
+    for inference in (EXACT, Inference(max_iter=2)):
+        layer = crf_nn.DenseCRF(3, POTTS_TERMS, inference=inference, output=output).to(DEVICE)
+        assert layer(logits, image).stride() == logits.stride()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_losses_that_need_contiguous_results(channels_last):
+    logits, image = some_batch(dtype=torch.float32)
+    logits.requires_grad_()
+    layer = crf_nn.DenseCRF(3, POTTS_TERMS, inference=EXACT, output="marginals")
+    expected = torch.autograd.grad(
+        torch.nn.functional.cross_entropy(layer(logits, image).log(), LABELS), logits
+    )[0]
+    q = layer(in_format(logits, channels_last), image)
+    # torch's own NLLLoss wants its input contiguous.
+    torch.nn.NLLLoss()(q.contiguous().log() if channels_last else q.log(), LABELS).backward()
+    torch.testing.assert_close(logits.grad, expected)
+    if not channels_last:
+        assert q.view(len(q), -1).shape == (2, 60)
+
+
+def test_structured_layers_give_contiguous_results():
+    costs = torch.randn(2, 5, 3)
+    for layer in (crf_nn.ChainCRF(3), crf_nn.TreeCRF([-1, 0, 0, 1, 1], 3)):
+        assert layer(costs).is_contiguous()
+    assert crf_nn.GridCRF(3)(torch.randn(2, 3, 5, 4)).is_contiguous()
+
+
 def test_results_may_be_written_to():
     logits, image = some_batch(dtype=torch.float32)
     for gradient in ("unrolled", "implicit"):
@@ -424,8 +424,7 @@ def test_computing_again_changes_nothing():
         x = logits.clone().requires_grad_()
         layer(x, image).square().sum().backward()
         found.append([x.grad, *(p.grad for p in layer.parameters())])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_half_precision_in_and_out():
@@ -466,8 +465,7 @@ def test_compiled_graphs_agree():
         out = module(x, image)
         out.square().sum().backward()
         found.append([out.detach(), x.grad, *(p.grad.clone() for p in layer.parameters())])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -500,7 +498,7 @@ def test_many_compiled_runs_before_the_way_back():
 
 
 _DISTRIBUTED = """
-import sys, torch
+import os, sys, torch
 from crfield import Inference, Pairwise, Potts, Spatial
 from crfield.nn import DenseCRF
 rank = int(sys.argv[1])
@@ -515,7 +513,9 @@ layer.zero_grad()
 (layer(logits).square().sum() / 2).backward()
 for a, b in zip(shared, layer.parameters()):
     torch.testing.assert_close(a, b.grad, rtol=1e-4, atol=1e-5)
-torch.distributed.destroy_process_group()
+torch.distributed.barrier()
+# PyTorch 2.13 aborts in one of five ends of such a process, with any layer.
+os._exit(0)
 """
 
 
@@ -562,38 +562,6 @@ def test_learns_the_widths_it_was_made_with():
     assert found.compatibility.weight == pytest.approx(2.0, rel=0.1)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"inference": 5}, "inference"),
-    ({"inference": Inference("sequential")}, "algorithm"),
-    ({"output": "probabilities"}, "output"),
-    ({"gradient": "none"}, "gradient"),
-    ({"learn": ("everything",)}, "learn"),
-    ({"spacing": -1.0}, "spacing"),
-    ({"terms": [Pairwise(Spatial(2.0), Potts(-1.0))]}, "negative"),
-    ({"terms": [Pairwise(Spatial(2.0), Potts(1.0), weight=-1.0)]}, "negative"),
-    ({"terms": [Pairwise(Spatial(2.0, shape="tent"), Potts(1.0))]}, "Gaussian"),
-    ({"terms": [Pairwise(Spatial(2.0, normalization="before"), Potts(1.0))]}, "guarantee"),
-])
-def test_bad_arguments_are_refused(change, message):
-    assert message in refusal(crf_nn.DenseCRF, 3, **change)
-
-
-def test_bad_input_is_refused():
-    layer = crf_nn.DenseCRF(3, POTTS_TERMS)
-    logits, image = some_batch(dtype=torch.float32)
-    assert "image must be given" in refusal(layer, logits)
-    assert "image must have shape" in refusal(layer, logits, image[..., :-1])
-    assert "logits must have shape" in refusal(layer, logits[:, :2], image)
-    assert "floating-point" in refusal(layer, logits.long(), image)
-    with pytest.raises(InputError, match="recalibration"):
-        crf_nn.DenseCRF.from_model(
-            dataclasses.replace(DenseCRF(3, POTTS_TERMS), recalibration=np.eye(3, 4))
-        )
-    named = crf_nn.DenseCRF(3, [Pairwise(FeatureKernel("depth", 1), Potts(1.0))])
-    assert "features must hold 'depth'" in refusal(named, logits)
-    assert "features['depth'] must have shape" in refusal(named, logits, features={"depth": image})
-
-
 def test_other_shapes_of_kernels_work_where_they_are_not_learned():
     layer = crf_nn.DenseCRF(
         3, [Pairwise(Spatial(2.0, shape="tent"), Potts(1.0))], learn=("compatibility",)
@@ -605,6 +573,7 @@ def test_other_shapes_of_kernels_work_where_they_are_not_learned():
 
 _WITHOUT = """
 import sys
+import warnings
 sys.modules["torch"] = None
 import crfield
 try:
@@ -614,17 +583,101 @@ except ModuleNotFoundError as error:
 """
 
 
-def test_without_torch_the_extra_is_named():
-    found = subprocess.run(
-        [sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True
+def test_spacing_may_be_given_per_call():
+    logits, image = torch.randn(1, 2, 4, 5, 6), torch.rand(1, 1, 4, 5, 6)
+    terms = [Pairwise(Bilateral(2.0, 40.0), Potts(1.0))]
+    fixed = crf_nn.DenseCRF(2, terms, spacing=(3.0, 1.0, 1.0))
+    layer = crf_nn.DenseCRF(2, terms)
+    apart = layer(logits, image, spacing=(3.0, 1.0, 1.0))
+    torch.testing.assert_close(apart, fixed(logits, image), rtol=0, atol=0)
+    torch.testing.assert_close(fixed(logits, image, spacing=1), layer(logits, image))
+    assert (apart - layer(logits, image)).abs().max() > 1e-3
+    energy = crf_nn.PairwiseEnergy(layer)
+    assert energy(logits, image, spacing=3.0) != energy(logits, image)
+    assert "spacing must be one number or 3" in refusal(layer, logits, image, spacing=(1.0, 2.0))
+
+
+def test_default_terms_are_those_of_refine_for_images_of_this_size():
+    logits, image = some_batch(grid=(100, 110), dtype=torch.float32)
+    layer = crf_nn.DenseCRF(3, output="marginals", inference=Inference(tol=0.0, max_iter=3))
+    given = logits[0].softmax(0).movedim(0, -1).numpy()
+    expected = refine(image[0].movedim(0, -1).numpy(), given, tol=0.0, max_iter=3).marginals
+    with torch.no_grad():
+        found = layer(logits, image)[0].movedim(0, -1).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("spacing", [None, (1.0, 2.5)])
+def test_widths_grow_with_the_image_where_there_is_a_size(spacing):
+    logits, image = some_batch(grid=(16, 24))
+    sides = np.array([16.0, 24.0]) * (1.0 if spacing is None else spacing)
+    factor = min(sides[1], 2.0 * sides[0]) / 8.0
+    options = {"inference": EXACT, "spacing": spacing}
+    terms = [Pairwise(Bilateral(2.0, 40.0), Potts(2.0))]
+    wider = [Pairwise(Bilateral(2.0 * factor, 40.0), Potts(2.0))]
+    sized = crf_nn.DenseCRF(3, terms, size=8.0, **options).double()
+    torch.testing.assert_close(
+        sized(logits, image), crf_nn.DenseCRF(3, wider, **options).double()(logits, image)
     )
-    assert "pip install 'crfield[torch]'" in found.stdout
+    assert sized.to_model().size == 8.0
+    assert crf_nn.DenseCRF(3, terms).to_model().size is None
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"max_iter": -1}, "max_iter"), ({"algorithm": "fast"}, "algorithm"),
-    ({"filter": "grid"}, "filter"), ({"filter_tol": 2.0}, "filter_tol"),
+def test_an_image_of_zero_mean_is_warned_of_once():
+    logits, image = torch.randn(1, 2, 20, 20), torch.randn(1, 3, 20, 20)
+    layer = crf_nn.DenseCRF(2)
+    layer(logits, 255 * image.abs())  # which silences nothing
+    with pytest.warns(UserWarning, match="image looks normalized to zero mean"):
+        layer(logits, image)
+    scaled = [Pairwise(Bilateral(5.0, 10.0, color_scale=58.0), Potts(1.0))]
+    narrow = [Pairwise(Bilateral(5.0, 0.5), Potts(1.0))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(logits, image)
+        crf_nn.DenseCRF(2)(logits, torch.rand(1, 3, 20, 20))
+        crf_nn.DenseCRF(2, scaled)(logits, image)
+        crf_nn.DenseCRF(2, narrow)(logits, image)
+
+
+@pytest.mark.parametrize("call", [
+    lambda: crf_nn.DenseCRF(2, [Pairwise(Spatial(2.0), Potts(0.0))]),
+    lambda: crf_nn.DenseCRF(2)(torch.randn(1, 2, 8, 8), torch.randn(1, 3, 8, 8)),
+    lambda: torch.nn.Sequential(
+        torch.nn.Softmax(1), crf_nn.DenseCRF(2, [Pairwise(Spatial(2.0), Potts(1.0))])
+    )(torch.randn(1, 2, 8, 8)),
+    lambda: crf_nn.LogLikelihood()(torch.full((1, 2, 8, 8), 0.5), torch.zeros(1, 8, 8).long()),
 ])
-def test_bad_settings_of_inference_are_refused(change, message):
-    with pytest.raises(InputError, match=message):
-        crf_nn.DenseCRF(3, inference=Inference(**change))
+def test_warnings_name_the_file_of_the_caller(call):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+    assert [each.filename for each in found] == [__file__]
+
+
+def test_a_layer_shows_the_widths_and_weights_that_it_has_now():
+    layer = crf_nn.DenseCRF(21)
+    with torch.no_grad():
+        layer.terms[0].weight.fill_(math.log(2.0))
+    assert "Pairwise(Spatial(3), Potts(3), weight=2)" in repr(layer)
+    with torch.no_grad():
+        layer.terms[0].weight.fill_(math.nan)
+    assert "(Spatial, Potts)" in repr(layer)
+
+
+def test_without_torch_the_package_is_named():
+    found = subprocess.check_output([sys.executable, "-c", _WITHOUT], text=True)
+    assert "pip install torch." in found
+
+
+def test_the_size_that_widths_are_for_is_in_the_state_and_shown():
+    terms = [Pairwise(Spatial(3.0), Potts(2.0))]
+    given, default = crf_nn.DenseCRF(3, terms), crf_nn.DenseCRF(3, terms, size=40)
+    logits, image = torch.randn(1, 3, 20, 30), torch.zeros(1, 3, 20, 30)
+    expected = given(logits, image)
+    assert not torch.equal(default(logits, image), expected)
+    assert "size=40" in repr(default)
+    assert "size" not in repr(given)
+    default.load_state_dict(given.state_dict())
+    assert torch.equal(default(logits, image), expected)
+    given.load_state_dict(crf_nn.DenseCRF(3, terms, size=40).state_dict())
+    assert given.size == 40.0

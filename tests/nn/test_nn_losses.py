@@ -9,18 +9,8 @@ from torch_device import torch
 from crfield import Bilateral, Inference, Pairwise, Potts, Spatial, Symmetric
 from crfield import nn as crf_nn
 from crfield.learning import losses
-from refusal import refusal
-
-MATRIX = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 1.5], [2.0, 1.5, 0.0]])
-
-
-def some_batch(seed=0):
-    rng = torch.Generator().manual_seed(seed)
-    logits = torch.randn(2, 3, 4, 5, generator=rng, dtype=torch.float64)
-    labels = torch.randint(0, 3, (2, 4, 5), generator=rng)
-    labels[0, 0, :2] = 255
-    image = 255 * torch.rand(2, 3, 4, 5, generator=rng, dtype=torch.float64)
-    return logits, labels, image
+from crfield.metrics import confusion_matrix, mean_iou
+from small_batch import LABELS, MATRIX, check_gradients, some_batch
 
 
 @pytest.mark.parametrize("weights", [None, [1.0, 0.5, 2.0]])
@@ -28,7 +18,9 @@ def some_batch(seed=0):
     "LogLikelihood", "RobustLogLikelihood", "ExpectedHamming", "IntersectionOverUnion",
 ])
 def test_same_as_for_arrays(name, weights):
-    logits, labels, _ = some_batch()
+    logits, _ = some_batch()
+    labels = LABELS.clone()
+    labels[0, 0, :2] = 255
     q = torch.softmax(logits, 1).movedim(1, -1).reshape(-1, 3).numpy()
     truth = labels.reshape(-1).numpy()
     of_arrays = getattr(losses, name)(weights=weights)
@@ -40,16 +32,19 @@ def test_same_as_for_arrays(name, weights):
     )
 
 
-def test_bad_arguments_are_refused():
-    logits, labels, _ = some_batch()
-    assert "labels must have shape" in refusal(crf_nn.LogLikelihood(), logits, labels[:, :2])
-    assert "weights" in refusal(crf_nn.LogLikelihood, weights=[-1.0, 1.0, 1.0])
-    assert "eps" in refusal(crf_nn.RobustLogLikelihood, -1.0)
+@pytest.mark.parametrize(("true", "found"), [([0, 1, 4], [1, 2, 3]), ([2], [2, 3]), ([2], [0])])
+def test_iou_of_certain_labels_is_the_measure(true, found):
+    """Over a batch, with labels that only the truth, only the prediction or neither has."""
+    rng = np.random.default_rng(0)
+    truth, predicted = rng.choice([*true, 255], (3, 4, 6)), rng.choice(found, (3, 4, 6))
+    logits = torch.from_numpy(1e3 * np.eye(5)[predicted]).movedim(-1, 1)
+    loss = crf_nn.IntersectionOverUnion()(logits, torch.from_numpy(truth)).item()
+    assert 1 - loss == pytest.approx(mean_iou(confusion_matrix(truth, predicted, 5)))
 
 
 @pytest.mark.parametrize("compatibility", [Potts(1.5), Symmetric(MATRIX)])
 def test_pair_energy_is_the_sum_over_all_pairs(compatibility):
-    logits, _, image = some_batch()
+    logits, image = some_batch()
     terms = [Pairwise(Bilateral(4.0, 60.0, normalization="none"), compatibility, weight=0.5)]
     crf = crf_nn.DenseCRF(3, terms, inference=Inference("parallel", "exact")).double()
     q = torch.softmax(logits, 1).numpy()
@@ -70,27 +65,18 @@ def test_pair_energy_is_the_sum_over_all_pairs(compatibility):
 
 @pytest.mark.parametrize("normalization", ["symmetric", "none", "after"])
 def test_gradients_of_pair_energies(normalization):
-    logits, _, image = some_batch()
     terms = [
         Pairwise(Spatial(2.0), Potts(1.0)),
         Pairwise(Bilateral(4.0, 60.0, normalization=normalization), Symmetric(MATRIX)),
     ]
     crf = crf_nn.DenseCRF(3, terms, inference=Inference("parallel", "exact")).double()
-    energy = crf_nn.PairwiseEnergy(crf)
-    names = [name for name, _ in energy.named_parameters()]
-
-    def call(logits, image, *values):
-        parameters = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(energy, parameters, (logits, image))
-
-    inputs = [x.detach().requires_grad_() for x in (logits, image, *energy.parameters())]
-    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+    check_gradients(crf_nn.PairwiseEnergy(crf), *some_batch(), fast=True)
 
 
 @pytest.mark.parametrize("normalization", ["before", "after"])
 def test_gradients_of_energies_of_unsymmetric_kernels(normalization):
     """K q and K' q differ where points have unequal neighborhoods; both are in the gradient."""
-    logits, _, image = some_batch()
+    logits, image = some_batch()
     kernel = Bilateral(2.0, 100.0, normalization=normalization)
     crf = crf_nn.DenseCRF(
         3, [Pairwise(kernel, Symmetric(MATRIX))], inference=Inference("parallel", "exact"), learn=()
@@ -105,7 +91,7 @@ def test_gradients_of_energies_of_unsymmetric_kernels(normalization):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 def test_pair_energies_within_compiled_graphs():
-    logits, _, image = some_batch()
+    logits, image = some_batch()
     energy = crf_nn.PairwiseEnergy(crf_nn.DenseCRF(3, [Pairwise(Spatial(2.0), Potts(1.0))]))
     compiled = torch.compile(energy, backend="aot_eager")
     assert compiled(logits, image).item() == pytest.approx(energy(logits, image).item())

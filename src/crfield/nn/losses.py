@@ -73,6 +73,7 @@ class _Loss(nn.Module):
             raise InputError(
                 f"labels must be whole numbers, got {labels.dtype}; use labels.long()."
             )
+        losses.check_void(self.void, shape[1])
         if self.weights is not None and len(self.weights) != shape[1]:
             raise InputError(
                 f"weights must have {shape[1]} numbers, got {len(self.weights)}; one per label."
@@ -126,7 +127,7 @@ class ExpectedHamming(_PixelLoss):
 
 
 class IntersectionOverUnion(_Loss):
-    """L = 1 - mean_l i_l / u_l over the labels that occur in the batch.
+    """L = 1 - mean_l i_l / u_l over the labels that occur in the truth of the batch.
 
     i_l = sum_{T_i = l} q_i(l), u_l = n_l + sum_{T_i != l} q_i(l).
     """
@@ -166,12 +167,14 @@ class PairwiseEnergy(nn.Module):
 
     def forward(
         self, logits: Tensor, image: Tensor | None = None, *,
-        features: Mapping[str, Tensor] | None = None,
+        features: Mapping[str, Tensor] | None = None, spacing: Any = None,
     ) -> Tensor:
         """The energy of a batch, (); arguments are those of `DenseCRF.forward`."""
         check_tensor(logits, "logits")
         with torch.autocast(logits.device.type, enabled=False):
-            unary, scaled, compatibilities, settings = self.crf.prepare(logits, image, features)
+            unary, scaled, compatibilities, settings = self.crf.prepare(
+                logits, image, features, spacing
+            )
             q = torch.softmax(-unary, -1)
             n_pixels = q.shape[0] * q.shape[1]
             return pair_energy(q, scaled, compatibilities, settings) / n_pixels

@@ -5,12 +5,11 @@ What tensors hold is only looked at on the CPU, and not inside `torch.compile`.
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
 from crfield._core.validate import InputError, check_finite
+from crfield._core.warning import warn
 
 _SAMPLE = 64  # pixels
 
@@ -18,6 +17,14 @@ _SAMPLE = 64  # pixels
 def can_look(values: Tensor) -> bool:
     """Whether looking at the values costs no wait and no break of a graph."""
     return values.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def memory_format_of(values: Tensor) -> torch.memory_format:
+    """Channels last if the values (B, C, *grid) lie so in memory, else contiguous."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(values.ndim)
+    if last is None or values.is_contiguous() or not values.is_contiguous(memory_format=last):
+        return torch.contiguous_format
+    return last
 
 
 def check_tensor(values: object, name: str, like: Tensor | None = None) -> None:
@@ -58,9 +65,9 @@ def check_logits(logits: Tensor) -> None:
     if logits.ndim > 2 and can_look(logits):
         some = logits.detach()[0].flatten(1)[:, :_SAMPLE].float()
         if len(some) > 1 and bool((some >= 0).all() & ((some.sum(0) - 1).abs() < 1e-3).all()):
-            warnings.warn(
+            warn(
                 "logits look like probabilities: they are not negative and sum to 1; pass their "
-                "logarithm, or what comes before the softmax.", stacklevel=2,
+                "logarithm, or what comes before the softmax."
             )
 
 

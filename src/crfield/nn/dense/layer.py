@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from crfield._core.resources import thread_count
-from crfield._core.validate import InputError, as_choice, as_positive, shown
+from crfield._core.validate import InputError, as_choice, as_positive, image_size, shown
 from crfield.dense.compatibility import Potts
-from crfield.dense.kernels import Bilateral, Spatial
+from crfield.dense.kernels import Bilateral, Spatial, warn_of_normalized
 from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF as Model
 from crfield.dense.model import Pairwise
@@ -26,13 +26,16 @@ from crfield.nn.dense.term import (
     scaled_features,
     scaled_positions,
 )
-from crfield.nn.tensors import check_logits, check_tensor
+from crfield.nn.tensors import can_look, check_logits, check_tensor, memory_format_of
+from crfield.unary.defaults import BILATERAL, BILATERAL_WEIGHT, SIZES, SPATIAL, SPATIAL_WEIGHT
 
 OUTPUTS = ("logits", "marginals")
 DEFAULT_MAX_ITER = 5
 
+# Those of `refine` for probabilities.
 _DEFAULT_TERMS = (
-    Pairwise(Spatial(3.0), Potts(3.0)), Pairwise(Bilateral(60.0, 10.0), Potts(5.0)),
+    Pairwise(Spatial(SPATIAL), Potts(SPATIAL_WEIGHT)),
+    Pairwise(Bilateral(*BILATERAL["probabilities"]), Potts(BILATERAL_WEIGHT["probabilities"])),
 )
 
 
@@ -51,7 +54,7 @@ class DenseCRF(nn.Module):
     ----------
     n_labels : number of labels L, at least 2.
     terms : `crfield.Pairwise` terms; by default positions 3 px, weight 3, and positions and colors
-        60 px / 10, weight 5.
+        60 px / 8, weight 3, those of `refine` for images of the `size` 320.
     inference : algorithm ("concave", KK13 3.2, "cccp", KK13 3.1, or "parallel", KK11), filter,
         filter_tol, max_iter and threads of a `crfield.Inference`; "concave" and 5 updates if it
         does not say. A layer always does max_iter updates, so that its `tol` is not used.
@@ -61,7 +64,11 @@ class DenseCRF(nn.Module):
     gradient : "unrolled" goes back through all updates; "implicit" takes the result for a fixed
         point, which needs the memory of one update and enough of them to converge.
     recompute : compute the marginals again on the way back instead of keeping them.
-    spacing : distance between grid neighbors along each axis, for anisotropic volumes.
+    spacing : distance between grid neighbors along each axis, for anisotropic volumes, where a call
+        does not give its own.
+    size : the longest side of images that the widths in space are for; for others they grow in
+        proportion. None keeps given terms as they are. To learn from crops
+        of the images that the layer is for, give the terms.
     deterministic : on a GPU, sum in a fixed order; None follows
         `torch.use_deterministic_algorithms`.
 
@@ -75,10 +82,14 @@ class DenseCRF(nn.Module):
         self, n_labels: int, terms: Sequence[Pairwise] | None = None, *,
         inference: Inference | None = None, output: str = "logits",
         learn: Collection[str] = LEARNABLE, gradient: str = "unrolled", recompute: bool = False,
-        spacing: Any = None, deterministic: bool | None = None,
+        spacing: Any = None, size: float | None = None, deterministic: bool | None = None,
+        **unknown: Any,
     ) -> None:
         super().__init__()
-        model = Model(n_labels, _DEFAULT_TERMS if terms is None else terms)
+        _refuse_unknown(unknown)
+        if terms is None and size is None:
+            size = SIZES["probabilities"]
+        model = Model(n_labels, _DEFAULT_TERMS if terms is None else terms, size=size)
         self.n_labels = model.n_labels
         if self.n_labels < 2:
             raise InputError(
@@ -90,12 +101,12 @@ class DenseCRF(nn.Module):
         self.gradient = as_choice(gradient, "gradient", GRADIENTS)
         self.recompute = bool(recompute)
         self.deterministic = None if deterministic is None else bool(deterministic)
-        self.spacing = None if spacing is None else tuple(
-            np.atleast_1d(as_positive(spacing, "spacing")).ravel().tolist()
-        )
+        self.spacing = _as_spacing(spacing)
+        self.size = model.size
         names = _as_names(learn)
         self._check_terms(model)
         self._remembered: tuple[object, _Values] | None = None
+        self._known_kinds: set[tuple[object, ...]] = set()
         self.terms = nn.ModuleList(
             PairwiseParameters(term, self.n_labels, names) for term in model.terms
         )
@@ -129,14 +140,15 @@ class DenseCRF(nn.Module):
         """A `crfield.DenseCRF` with the values that the parameters have now."""
         return Model(
             self.n_labels, [term.to_term(concave=self._is_concave) for term in self._parts()],
-            algorithm=self.inference.algorithm, max_iter=self.inference.max_iter,
+            algorithm=self.inference.algorithm, max_iter=self.inference.max_iter, size=self.size,
         )
 
     def forward(
         self, logits: Tensor, image: Tensor | None = None, *,
-        features: Mapping[str, Tensor] | None = None,
+        features: Mapping[str, Tensor] | None = None, spacing: Any = None,
     ) -> Tensor:
-        """Logarithms of the marginals, or the marginals, (B, L, *grid).
+        """Logarithms of the marginals, or the marginals, (B, L, *grid), in the memory format of the
+        logits.
 
         Parameters
         ----------
@@ -145,14 +157,19 @@ class DenseCRF(nn.Module):
         image : (B, C, *grid), for kernels that look at it: integers, or floating-point values on
             the scale of the kernels' widths or within [0, 1].
         features : named (B, D, *grid) tensors for `FeatureKernel` terms.
+        spacing : of the grids of this batch, instead of the layer's.
         """
         check_tensor(logits, "logits")
         with torch.autocast(logits.device.type, enabled=False):
-            result = mean_field(*self.prepare(logits, image, features))
-        return result.transpose(1, 2).reshape(logits.shape).to(logits.dtype)
+            result = mean_field(*self.prepare(logits, image, features, spacing))
+        # Losses and view() count on the order in memory; a copy takes 2 % of a call at most.
+        return result.transpose(1, 2).reshape(logits.shape).to(logits.dtype).contiguous(
+            memory_format=memory_format_of(logits)
+        )
 
     def prepare(
-        self, logits: Tensor, image: Tensor | None, features: Mapping[str, Tensor] | None
+        self, logits: Tensor, image: Tensor | None, features: Mapping[str, Tensor] | None,
+        spacing: Any = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor], RunSettings]:
         """Costs (B, N, L), of each term features (B, N, D) and compatibility (L, L), and settings.
 
@@ -162,14 +179,7 @@ class DenseCRF(nn.Module):
         # Half precision has too few digits for sums over an image.
         work = logits.dtype if logits.dtype == torch.float64 else torch.float32
         unary = logits.to(work).flatten(2).transpose(1, 2).neg().contiguous()
-        spacing = [1.0] * len(grid) if self.spacing is None else list(self.spacing)
-        if len(spacing) not in (1, len(grid)):
-            raise InputError(
-                f"spacing must be one number or {len(grid)} numbers for this grid, got "
-                f"{len(spacing)}; give one distance for each grid axis."
-            )
-        spacing = spacing * (len(grid) // len(spacing))
-        known = self._values(grid, spacing, unary)
+        known = self._values(grid, self._steps(grid, spacing), unary)
         scaled = [
             scaled_features(
                 term.kernel, widths, positions, grid, image, features or {}, unary
@@ -179,6 +189,20 @@ class DenseCRF(nn.Module):
             )
         ]
         return unary, scaled, known.compatibilities, self._settings(grid)
+
+    def _steps(self, grid: tuple[int, ...], spacing: Any) -> list[float]:
+        """Distances along each axis of the grid, in the units of the widths."""
+        steps = list((self.spacing if spacing is None else _as_spacing(spacing)) or (1.0,))
+        if len(steps) not in (1, len(grid)):
+            raise InputError(
+                f"spacing must be one number or {len(grid)} numbers for this grid, got "
+                f"{len(steps)}; give one distance for each grid axis."
+            )
+        steps = steps * (len(grid) // len(steps))
+        if self.size is None:
+            return steps
+        growth = image_size(grid, steps) / self.size
+        return [step / growth for step in steps]
 
     def _values(self, grid: tuple[int, ...], spacing: Sequence[float], like: Tensor) -> _Values:
         """What follows from the parameters alone; without gradients it is remembered."""
@@ -219,10 +243,19 @@ class DenseCRF(nn.Module):
         return self.__dict__ | {"_remembered": None}
 
     def extra_repr(self) -> str:
+        size = "" if self.size is None else f", size={self.size:g}"
         return (
-            f"n_labels={self.n_labels}, inference={self.inference}, output={self.output!r}, "
-            f"gradient={self.gradient!r}"
+            f"{self.n_labels}, inference={self.inference}, output={self.output!r}, "
+            f"gradient={self.gradient!r}{size}"
         )
+
+    def get_extra_state(self) -> Tensor:
+        """What the state holds beside parameters: the size that widths are for, (), 0 for None."""
+        return torch.tensor(self.size or 0.0, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over the size () of a state."""
+        self.size = float(state) or None
 
     @property
     def inference(self) -> Inference:
@@ -232,6 +265,7 @@ class DenseCRF(nn.Module):
     @inference.setter
     def inference(self, inference: Inference | None) -> None:
         self._inference = _as_inference(inference)
+        self._threads = thread_count(self._inference.threads)
 
     @property
     def _is_concave(self) -> bool:
@@ -256,7 +290,7 @@ class DenseCRF(nn.Module):
                 for p in self._parts()
             ),
             algorithm=algorithm, filter=inference.filter, filter_tol=inference.filter_tol,
-            max_iter=max_iter, threads=thread_count(inference.threads), gradient=self.gradient,
+            max_iter=max_iter, threads=self._threads, gradient=self.gradient,
             recompute=self.recompute, log_marginals=self.output == "logits",
             deterministic=deterministic,
         )
@@ -267,18 +301,36 @@ class DenseCRF(nn.Module):
         check_logits(logits)
         shape = tuple(logits.shape)
         if not 3 <= len(shape) <= 5 or shape[1] != self.n_labels:
+            elsewhere = shape[-1:] + (shape[:1] if len(shape) == 3 else ())
+            if 3 <= len(shape) <= 5 and self.n_labels not in elsewhere:
+                raise InputError(
+                    f"the layer is for {self.n_labels} labels, got {shape[1]} in logits of shape "
+                    f"{shape}; make it with n_labels={shape[1]}, or put the labels second."
+                )
             raise InputError(
                 f"logits must have shape (B, {self.n_labels}, *grid) with a grid of one to three "
                 f"dimensions, got {shape}; put the batch first and the labels second."
             )
         if image is not None:
             check_tensor(image, "image", logits)
+            self._look_at(image)
         if features is not None and not isinstance(features, Mapping):
             raise InputError(
                 f"features must be a dict of named tensors, got {type(features).__name__}; "
                 'pass features={"name": tensor}.'
             )
         return shape[2:]
+
+    def _look_at(self, image: Tensor) -> None:
+        """Warn of a normalized image, once for each kind of image."""
+        kind = (image.dtype, image.shape[1:2])
+        if torch.compiler.is_compiling() or kind in self._known_kinds:
+            return
+        found = image.dtype.is_floating_point and bool((image < 0).any()) and warn_of_normalized(
+            image.detach().float(), (part.kernel for part in self._parts())
+        )
+        if found or not can_look(image):  # a GPU has to be waited for, so only the first image is
+            self._known_kinds.add(kind)
 
     def _check_terms(self, model: Model) -> None:
         """Refuse kernels that cannot be summed or whose updates have no guarantee."""
@@ -295,6 +347,21 @@ class DenseCRF(nn.Module):
                     f"or 'none', got {term.kernel.normalization!r}; change it or use "
                     "inference=Inference('parallel')."
                 )
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Refuse keywords that a layer does not have, and say where those of inference belong."""
+    for name, value in options.items():
+        remedy = "see help(crfield.nn.DenseCRF)"
+        if name in (field.name for field in fields(Inference)):
+            remedy = f"pass inference=Inference({name}={shown(value)})"
+        raise TypeError(f"a layer has no option {name!r}, got {name}={shown(value)}; {remedy}.")
+
+
+def _as_spacing(spacing: Any) -> tuple[float, ...] | None:
+    if spacing is None:
+        return None
+    return tuple(np.atleast_1d(as_positive(spacing, "spacing")).ravel().tolist())
 
 
 def _as_inference(inference: Inference | None) -> Inference:
