@@ -1,6 +1,6 @@
 """A playground in the browser: paint labels, watch the segmentation follow (`crfield app`).
 
-It needs `pip install "crfield[app]"`. The server listens on this machine only; what it refuses and
+It needs starlette and uvicorn. The server listens on this machine only; what it refuses and
 why is in `docs/security.md`.
 """
 

@@ -6,9 +6,11 @@ chooses, in a folder that exists for as long as it is read; no name from the pag
 
 from __future__ import annotations
 
+import re
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,19 +25,28 @@ from crfield.app.limits import MAX_PAINTED_LABELS, MAX_SETTINGS_BYTES, Limits
 from crfield.app.settings import Settings
 from crfield.app.workspace import Bytes, Initial, OpenImage
 from crfield.datasets import load_sample
-from crfield.dense.inputs import without_labels
+from crfield.dense.inputs import ASK_FOR_LAYOUT, find_form, without_ones
 from crfield.dense.model import DenseCRF
 from crfield.io.images import read_image, read_labels, read_probabilities
-from crfield.unary.costs import (
-    UNKNOWN,
-    float_segmentation,
-    label_segmentation,
-    present_ids,
-)
+from crfield.unary.costs import UNKNOWN, present_ids, read_segmentation
 
 _Content = TypeVar("_Content")
-# How files begin whose readers go by the suffix; Pillow looks at the content itself.
-_SUFFIXES = {b"\x93NUMPY": ".npy", b"PK\x03\x04": ".npz"}
+# Arguments of the library, in the words of the page.
+_WORDS = {
+    "raise max_pixels": "start the page with crfield app --max-pixels N",
+    "pass logits=True": "tick that scores are logits and load them again",
+    ASK_FOR_LAYOUT: "save them at the image's size or with the labels last",
+    ' (layout="channels_first" if they are the first)': "",
+}
+# How files begin whose readers go by the suffix; Pillow looks at the content itself. A header of
+# NIfTI has 348 or 540 bytes and begins with that number, in either order of bytes.
+_SUFFIXES = {
+    b"\x93NUMPY": ".npy", b"PK\x03\x04": ".npz", b"\x1f\x8b": ".nii.gz",
+    b"II*\0": ".tif", b"MM\0*": ".tif", b"II+\0": ".tif", b"MM\0+": ".tif",
+    **{struct.pack(order + "i", n): ".nii" for order in "<>" for n in (348, 540)},
+}
+# What announces more pixels than it may have, and how many.
+_TOO_LARGE = re.compile(r"^expected at most [\d,]+ pixels, but the file announces .*\((.*)\);")
 _LONGEST_NAME = 120
 _CORE = 0.72  # scribbles lie this far inside, as a share of the deepest point of their label
 
@@ -67,43 +78,98 @@ def upload_name(request: Request, default: str) -> str:
 
 
 def decode_image(data: bytes, max_pixels: int) -> NDArray[Any]:
-    """Pixels (H, W[, C]), upright, by Pillow alone, which knows no volumes: of several pages the
-    first counts.
-    """
-    return _read(data, lambda path: read_image(path, max_pixels)).array
+    """Pixels (H, W[, C]), upright; of a volume only if it has one slice."""
+    if data.startswith((b"\x93NUMPY", b"PK\x03\x04")):
+        raise InputError('expected an image, got an array; load it under "Start from".')
+    if data[8:9] == b"{":  # of safetensors, after the length of their head
+        raise InputError('expected an image, got a model; load it under "Learned model".')
+    with _in_words_of_the_page():
+        found = _read(data, lambda path: read_image(path, max_pixels, flat=True))
+    return found.array[0] if len(found.grid) > 2 else found.array
 
 
 def decode_initial(
     data: bytes, kind: str, grid: tuple[int, int], limits: Limits, name: str
 ) -> Initial:
-    """A label map (H, W) or probabilities (H, W, L) for an image of this grid."""
+    """A label map (H, W), or probabilities or logits (H, W, L), for an image of this grid; what is
+    sent as a label map and is none may be probabilities.
+    """
     # What announces more pixels than the image has is refused before it is decoded.
     n_pixels = grid[0] * grid[1]
-    if kind == "labels":
-        values = _read(data, lambda path: read_labels(path, n_pixels)).array
+    most = max(2, min(MAX_PAINTED_LABELS, limits.max_array_bytes // (8 * n_pixels)))
+
+    def read(path: Path) -> NDArray[Any]:
+        try:
+            if kind == "labels":
+                return read_labels(path, n_pixels).array
+        except InputError:
+            with suppress(InputError):  # what is wrong with it as a label map is what to say
+                return read_probabilities(path, n_pixels, max_labels=most)
+            raise
+        return read_probabilities(path, n_pixels, max_labels=most)
+
+    try:
+        values = _read(data, read)
+    except InputError as error:
+        if too_large := _TOO_LARGE.match(str(error)):
+            # Of an array that may have its labels first or last it gives the smaller reading.
+            size = too_large[1] if kind == "labels" else ""
+            raise _of_another_image(size, grid) from None
+        raise
+    shape = (*grid, 1)  # of an image, with its channels
+    soft = values.dtype.kind == "f"
+    values = values if soft else without_ones(values, shape)
+    with _in_words_of_the_page():
+        form = find_form(values.shape, shape, None, None) if soft else None
+        if form is None if soft else values.shape != grid:
+            raise _of_another_image(_size(values.shape), grid)
         # A mask of two values is one of two labels, even where one of them is 255.
-        masked = (present_ids(values) != UNKNOWN).sum() < 2
-        found = label_segmentation([values], n_pixels, unknown=None if masked else UNKNOWN)
-    else:
-        most = max(2, min(MAX_PAINTED_LABELS, limits.max_array_bytes // (8 * n_pixels)))
-        values = _read(
-            data,
-            lambda path: read_probabilities(path, n_pixels, max_labels=most),
+        ids = np.arange(0) if soft else present_ids(values)
+        unknown = UNKNOWN if (ids != UNKNOWN).sum() > 1 else None
+        if form is None:
+            _check_count(int((ids != unknown).sum()))
+        elif form.label_axis is not None:
+            _check_count(form.count_labels(values.shape))  # before anything is interpolated
+        found, values = read_segmentation(
+            values, shape, logits=kind == "logits", unknown=unknown
         )
-        found = float_segmentation(values.shape, foreground=False)
-        found.costs(values)  # refuses what are no probabilities
-    shape = without_labels(values.shape, None if kind == "labels" else -1)
-    if shape != grid:
+        if soft:
+            found.costs(values)  # refuses what are no probabilities
+    if kind != "logits":
+        kind = "probabilities" if soft else "labels"
+    return Initial(found, values, name, kind)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _of_another_image(size: str, grid: tuple[int, int]) -> InputError:
+    found = f"{size} {'pixels' if size.count('x') == 1 else 'values'}" if size else "more pixels"
+    return InputError(
+        f"expected a segmentation of the image's size or coarser probabilities: it has {found}, "
+        f"the image {_size(grid)}; use the one that belongs to the image."
+    )
+
+
+def _check_count(n_labels: int) -> None:
+    if not 2 <= n_labels <= MAX_PAINTED_LABELS:
         raise InputError(
-            f"expected a segmentation of the image's size {grid}, got {shape}; "
-            "use the image that it belongs to."
+            f"expected 2 to {MAX_PAINTED_LABELS} labels, got {n_labels}; use crfield.refine for "
+            "more."
         )
-    if not 2 <= len(found.ids) <= MAX_PAINTED_LABELS:
-        raise InputError(
-            f"expected 2 to {MAX_PAINTED_LABELS} labels, got {len(found.ids)}; use crfield.refine "
-            "for more."
-        )
-    return Initial(found, values, name)
+
+
+@contextmanager
+def _in_words_of_the_page() -> Iterator[None]:
+    """Say what to do on the page rather than with arguments."""
+    try:
+        yield
+    except InputError as error:
+        sentence = str(error)
+        for argument, words in _WORDS.items():
+            sentence = sentence.replace(argument, words)
+        raise InputError(sentence) from None
 
 
 def decode_model(data: bytes) -> DenseCRF:

@@ -8,6 +8,7 @@ import numpy as np
 
 from crfield.app.settings import Settings
 from crfield.app.workspace import Initial, OpenImage, Refinement
+from crfield.io.images import NIFTI_SUFFIXES
 from crfield.unary.costs import UNKNOWN
 
 
@@ -52,7 +53,7 @@ def snippet(image: OpenImage, refinement: Refinement) -> str:
 def _imports(image: OpenImage, initial: Initial | None, in_colors: bool) -> Iterator[str]:
     readers = [] if image.sample is not None else ["read_image"]
     if initial is not None:
-        readers.append(f"read_{initial.segmentation.kind}")
+        readers.append(_reader(initial))
     if readers:
         yield from ("from pathlib import Path", "")
     yield from ("import numpy as np", "from PIL import Image", "", "import crfield")
@@ -69,22 +70,27 @@ def _imports(image: OpenImage, initial: Initial | None, in_colors: bool) -> Iter
 def _image_line(image: OpenImage) -> str:
     if image.sample is not None:
         return f"image = load_sample({image.sample!r}).image"
-    pages = ""
-    if image.name.lower().endswith((".tif", ".tiff")):
-        shape = ", ".join(map(str, image.pixels.shape))
-        pages = f".reshape(-1, {shape})[0]  # of several pages the first"
-    return f"image = read_image(Path({image.name!r})).array{pages}"
+    shape = ", ".join(map(str, image.pixels.shape))
+    slices = f".reshape({shape})" if image.name.lower().endswith(NIFTI_SUFFIXES) else ""
+    return f"image = read_image(Path({image.name!r})).array{slices}"
+
+
+def _reader(initial: Initial) -> str:
+    """The function that reads the file of a segmentation."""
+    return "read_labels" if initial.kind == "labels" else "read_probabilities"
 
 
 def _initial_lines(initial: Initial, settings: Settings) -> Iterator[str]:
     given = initial.segmentation
     is_map = given.kind == "labels"
-    yield f"values = read_{given.kind}(Path({initial.name!r})){'.array' if is_map else ''}"
+    yield f"values = {_reader(initial)}(Path({initial.name!r})){'.array' if is_map else ''}"
+    if initial.name.lower().endswith(NIFTI_SUFFIXES):
+        yield "values = values[0] if values.shape[0] == 1 else values  # a volume of one slice"
     if is_map:
-        options = f"confidence={settings.confidence!r}, unknown={given.unknown}"
-        yield f"segmentation, values = read_segmentation(values, image.shape, {options})"
+        options = f", confidence={settings.confidence!r}, unknown={given.unknown}"
     else:
-        yield "segmentation, values = read_segmentation(values, image.shape)"
+        options = ", logits=True" if initial.kind == "logits" else ""
+    yield f"segmentation, values = read_segmentation(values, image.shape{options})"
     yield "unary = segmentation.costs(values)"
 
 

@@ -30,12 +30,14 @@ class UnknownError(InputError):
 @dataclass(frozen=True)
 class Initial:
     """A segmentation to start from: a label map (H, W) or probabilities (H, W, L), and what they
-    mean; `name` is what the page calls its file.
+    mean; `name` is what the page calls its file, and `kind` says what it holds: "labels",
+    "probabilities" or "logits".
     """
 
     segmentation: Segmentation
     values: NDArray[Any]
     name: str
+    kind: str
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 // Opening images, label maps, probabilities and models: by button, drop, paste or as a sample.
 import * as api from "./api.js";
 import { borrowLabels, returnLabels, setLabels } from "./labels.js";
-import { hint, status, toast, track } from "./notices.js";
+import { hint, settle, status, toast, track } from "./notices.js";
 import { Scribbles } from "./painting.js";
 import { requestRefine, stopRefining } from "./refiner.js";
 import { useInference } from "./settings.js";
@@ -22,8 +22,9 @@ async function exclusively(text, step) {
   const job = track(text, () => controller.abort());
   try {
     await step(controller.signal);
+    if (!controller.signal.aborted) settle("opening");
   } catch (error) {
-    if (!controller.signal.aborted) toast(error.message);
+    if (!controller.signal.aborted) toast(error.message, "opening");
     else if (opening === controller) status("Cancelled.");
   } finally {
     job.done();
@@ -58,12 +59,13 @@ export const openImage = (source) => exclusively("Opening", async (signal) => {
   element("picture").replaceWith(picture);
   state.image = {
     id: answer.id, width: answer.width, height: answer.height, source,
-    name: source.file?.name || answer.name,
+    name: source.file?.name || answer.name, defaults: answer.defaults,
   };
   state.scribbles = new Scribbles(answer.width, answer.height, plane);
   state.result = state.planes = null;
+  const labels = labelsFor(answer, plane);
   state.initial = null;
-  setLabels(labelsFor(answer, plane));
+  setLabels(labels);
   state.brush = brushFor(answer);
   for (const id of ["sheet", "pad"]) element(id).hidden = false;
   element("welcome").hidden = true;
@@ -82,7 +84,9 @@ const brushFor = ({ width, height }) => Math.round(Math.min(200,
 
 /** Names of the labels to start with: what came with the image, or those of the image before. */
 function labelsFor(answer, plane) {
-  const known = answer.names ?? (plane ? FIRST_LABELS : state.labels);
+  // The names of a label map's labels are its numbers, which only it has.
+  const before = state.initial?.kind === "labels" ? FIRST_LABELS : state.labels;
+  const known = answer.names ?? (plane ? FIRST_LABELS : before);
   let count = known.length;
   for (const label of plane ?? []) {
     if (label !== NONE && label >= count) count = label + 1;
@@ -138,8 +142,12 @@ export async function recover(error) {
   }
 }
 
-/** Whether a file holds labels or probabilities. @param {File} file */
+/**
+ * Whether a file holds logits, as the user says, labels or probabilities; the server tells the last
+ * two apart where the name does not. @param {File} file
+ */
 async function kindOf(file) {
+  if (element("logits").checked) return "logits";
   const name = file.name.toLowerCase();
   if (name.endsWith(".npz")) return "probabilities";
   if (!name.endsWith(".npy")) return "labels";
@@ -152,7 +160,7 @@ async function kindOf(file) {
 /** Start from a label map or probabilities. @param {File} file */
 export const openInitial = (file) => exclusively("Opening", async (signal) => {
   const { image } = state;
-  if (!image) throw new Error("Open an image first, then what to start from.");
+  if (!image) throw new Error("Open an image first, then its label map or probabilities.");
   checkSize(file);
   const kind = await kindOf(file);
   const send = () => api.sendInitial(image.id, kind, file, signal);
@@ -189,8 +197,8 @@ export const openModel = (file) => exclusively("Opening", async (signal) => {
   checkSize(file);
   const answer = await api.sendModel(file, signal);
   if (state.initial && state.initial.n_labels !== answer.n_labels) {
-    throw new Error(`The model has ${answer.n_labels} labels, what it would start from ` +
-      `${state.initial.n_labels}: use a model learned for these labels.`);
+    throw new Error(`The model is for ${answer.n_labels} labels, ${state.initial.file.name} has ` +
+      `${state.initial.n_labels}: load a model for as many, or go back to scribbles first.`);
   }
   state.model = { ...answer, name: file.name, file };
   useInference(answer);

@@ -1,6 +1,6 @@
 // The list of labels: choose, name, add and remove them.
 import { drawScribbles } from "./canvas.js";
-import { toast } from "./notices.js";
+import { settle, toast } from "./notices.js";
 import { requestRefine } from "./refiner.js";
 import { NONE, colorOf, cssColor, element, emit, on, state } from "./state.js";
 
@@ -30,11 +30,12 @@ export function borrowLabels(names) {
   if (scribbles && aside?.scribbles !== scribbles) {
     aside = { scribbles, names: state.labels, plane: scribbles.plane.slice() };
   }
+  settle("labels");
   const lost = state.labels.filter((_, i) => i >= names.length);
   setLabels(names);
   if (lost.length) {
     toast(`There are only ${names.length} labels now: ${lost.join(", ")} with what was painted ` +
-      "of it comes back when you put away what was loaded.");
+      "of it comes back when you put away what was loaded.", "labels");
   }
 }
 
@@ -43,6 +44,7 @@ export function returnLabels() {
   const kept = aside;
   if (isFixed()) return;
   aside = null;
+  settle("labels");
   if (!kept || kept.scribbles !== state.scribbles) return;
   const count = state.labels.length;
   const { plane } = state.scribbles;
@@ -179,7 +181,7 @@ on("labels", () => {
   note.hidden = !fixed;
   note.textContent = state.initial
     ? "These labels come with the label map or the probabilities."
-    : "The model was learned for so many labels.";
+    : `The model is for ${state.model?.n_labels} labels: put it away to add or remove labels.`;
   showActive();
   showShares();
 });

@@ -24,4 +24,4 @@ async function start() {
   window.crfield.ready = true;
 }
 
-start().catch((error) => toast(error.message));
+start().catch((error) => toast(error.message, "starting"));

@@ -3,18 +3,17 @@ import { element } from "./state.js";
 
 const SHOW_PROGRESS_AFTER = 300;
 const ANNOUNCE_AFTER = 700;
-const MOST_TOASTS = 3;
 
-/** Show an error until it is dismissed. @param {string} sentence */
-export function toast(sentence) {
-  const list = element("toasts");
+/**
+ * Show an error until it is dismissed or settled, in the place of an older one with its cause.
+ * @param {string} sentence @param {string} cause  what failed: opening, refining, saving, ...
+ */
+export function toast(sentence, cause) {
+  settle(cause);
   sentence = sentence[0].toUpperCase() + sentence.slice(1);
-  for (const old of [...list.children]) {
-    if (old.querySelector("p").textContent === sentence) old.remove();
-  }
-  while (list.children.length >= MOST_TOASTS) list.firstChild.remove();
   const note = document.createElement("div");
   note.className = "toast";
+  note.dataset.cause = cause;
   const text = document.createElement("p");
   text.textContent = sentence;
   const close = document.createElement("button");
@@ -24,7 +23,14 @@ export function toast(sentence) {
   close.innerHTML = '<svg><use href="#i-close"/></svg><span class="hidden">Dismiss</span>';
   close.addEventListener("click", () => note.remove());
   note.append(text, close);
-  list.append(note);
+  element("toasts").append(note);
+}
+
+/** Put away the errors of what has now succeeded. @param {...string} causes */
+export function settle(...causes) {
+  for (const note of [...element("toasts").children]) {
+    if (causes.includes(note.dataset.cause)) note.remove();
+  }
 }
 
 /** Put all errors away. */

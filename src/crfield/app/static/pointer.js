@@ -34,7 +34,21 @@ function paint(from, to, label, time) {
   lastPlace = { x: to.x, y: to.y };
   if (!rect) return;
   drawScribbles(rect);
-  if (state.live) requestRefine(time);
+  if (state.live && !isLarge()) requestRefine(time);
+}
+
+/**
+ * Whether the picture is refined at the end of a stroke only: each move would send all its pixels
+ * and begin anew what takes seconds, and the server's work slow the stroke down.
+ */
+const isLarge = () => state.image.width * state.image.height > state.server.max_live_pixels;
+
+/** The brush is lifted. @param {number} [time] */
+function endEdit(time) {
+  const { touched } = state.scribbles;
+  state.scribbles.commit();
+  emit("history");
+  if (touched && state.live && isLarge()) requestRefine(time);
 }
 
 function startStroke(event) {
@@ -57,11 +71,10 @@ function extendStroke(event) {
   }
 }
 
-function endStroke() {
+function endStroke(time) {
   if (!stroke) return;
   stroke = null;
-  state.scribbles.commit();
-  emit("history");
+  endEdit(time);
 }
 
 /** A second finger: what the first one painted was meant as the start of a pinch. */
@@ -70,7 +83,7 @@ function abandonStroke() {
   stroke = null;
   state.scribbles.revert();
   emit("scribbles");
-  if (state.live) requestRefine();
+  if (state.live && !isLarge()) requestRefine();
 }
 
 /** Middle and distance of the two fingers, in the stage's CSS pixels. */
@@ -131,7 +144,7 @@ function pointerUp(event) {
     panningWith = -1;
     pad.classList.toggle("panning", spaceHeld);
   }
-  if (event.pointerId === stroke?.id) endStroke();
+  if (event.pointerId === stroke?.id) endStroke(event.timeStamp);
 }
 
 function wheel(event) {
@@ -199,11 +212,10 @@ function keyDown(event) {
   event.stopPropagation();
 }
 
-function liftKey() {
+function liftKey(time) {
   if (!cursor.painting) return;
   cursor.painting = false;
-  state.scribbles.commit();
-  emit("history");
+  endEdit(time);
 }
 
 pad.addEventListener("pointerdown", pointerDown);
@@ -217,7 +229,7 @@ pad.addEventListener("pointerleave", () => {
 pad.addEventListener("contextmenu", (event) => event.preventDefault());
 pad.addEventListener("wheel", wheel, { passive: false });
 pad.addEventListener("keydown", keyDown);
-pad.addEventListener("keyup", (event) => event.key === "Enter" && liftKey());
+pad.addEventListener("keyup", (event) => event.key === "Enter" && liftKey(event.timeStamp));
 pad.addEventListener("focus", showCrosshair);
 pad.addEventListener("blur", () => {
   liftKey();

@@ -1,6 +1,6 @@
 // Live refinement: one request under way, and behind it only the newest state.
 import { isAbort, refine } from "./api.js";
-import { hint, status, toast, track } from "./notices.js";
+import { hint, settle, status, toast, track } from "./notices.js";
 import { element, emit, state } from "./state.js";
 
 // A request that has been under way for so long, in ms, makes room for a newer one.
@@ -127,7 +127,7 @@ async function once(controller, mayRecover) {
       job.done();
       await once(controller, false);
     } else if (state.image === image) {
-      toast(error.message);
+      toast(error.message, "refining");
       status("Not refined, see the message.");
     }
   } finally {
@@ -146,6 +146,7 @@ function show(answer, shown) {
   state.planes = answer;
   state.drawn += 1;
   hint("");
+  settle("refining", "saving"); // what could not be saved for want of a result now can be
   emit("result");
   status(answer.result.status);
   if (!shown) return;

@@ -1,7 +1,7 @@
 // Saving: the mask, the overlay, the scribbles, and the Python that makes them.
 import { getFile } from "./api.js";
 import { recover } from "./images.js";
-import { status, toast } from "./notices.js";
+import { settle, status, toast } from "./notices.js";
 import { isCurrent, requestRefine, whenIdle } from "./refiner.js";
 import { element, state } from "./state.js";
 
@@ -38,8 +38,9 @@ export async function save(name) {
   if (!state.result) return;
   try {
     download(await fetchFile(name), name);
+    settle("saving");
   } catch (error) {
-    toast(error.message);
+    toast(error.message, "saving");
   }
 }
 
@@ -64,8 +65,9 @@ async function showSnippet() {
     element("copy-snippet").textContent = "Copy";
     element("snippet-note").textContent = companions();
     element("snippet-dialog").showModal();
+    settle("saving");
   } catch (error) {
-    toast(error.message);
+    toast(error.message, "saving");
   }
 }
 

@@ -82,9 +82,27 @@ function fromServer(settings) {
   };
 }
 
-/** Put every slider where the server's defaults are. */
-export function useDefaults() {
-  state.settings = fromServer(state.server.defaults);
+/** The server's defaults for what is open: a segmentation, an image to paint on, or nothing. */
+const defaults = () =>
+  fromServer((state.initial ?? state.image ?? state.server).defaults);
+
+/** The defaults that the sliders which nobody has moved are at. */
+let followed = {};
+
+/** Put every slider where the defaults are. */
+function useDefaults() {
+  followed = defaults();
+  state.settings = { ...followed };
+  emit("settings");
+}
+
+/** Move the sliders that nobody has moved to the defaults for what is open now. */
+function followDefaults() {
+  const next = defaults();
+  for (const key of Object.keys(next)) {
+    if (state.settings[key] === followed[key]) state.settings[key] = next[key];
+  }
+  followed = next;
   emit("settings");
 }
 
@@ -148,8 +166,9 @@ function makeSlider(slider) {
   on("settings", () => {
     const value = state.settings[slider.key];
     range.value = String(toPlace(slider, value));
-    range.setAttribute("aria-valuetext", String(value));
-    number.value = String(value);
+    // Defaults may have more digits than anybody wants to read.
+    number.value = String(tidy(slider, value));
+    range.setAttribute("aria-valuetext", number.value);
   });
   box.append(label, range, number);
   return box;
@@ -231,6 +250,7 @@ export function buildSettings() {
   map.append(...LABEL_MAP.map(makeSlider));
   element("source").append(colors, map);
   on("initial", () => {
+    followDefaults();
     colors.hidden = Boolean(state.initial);
     map.hidden = state.initial?.kind !== "labels";
   });
