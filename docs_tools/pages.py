@@ -119,7 +119,7 @@ def check_command(line: str) -> None:
     assert words[0] in ALLOWED, f"{line}: a command that no test knows; see docs_tools/pages.py"
     if words[0] == "pip" or words[:3] == ["python", "-m", "pip"]:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-        extras = re.findall(r"(?:\.|crfield)\[([\w,-]+)\]", line)
+        extras = re.findall(r"(?:\.|crfield|\.whl)\[([\w,-]+)\]", line)
         for extra in ",".join(extras).split(",") if extras else ():
             assert extra in project["optional-dependencies"], f"{line}: no extra {extra}"
     if words[0] == "make":

@@ -104,10 +104,10 @@ def graph() -> Call:
 
 def playground() -> Call:
     """A stroke on the page of `crfield app`: what the server does with the request."""
-    from crfield.app.limits import Limits
+    from crfield.app.connections import Connections
     from crfield.app.routes import create_app
 
-    app = create_app(Limits())
+    app = create_app(Connections())
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (24, 32, 3), dtype=np.uint8)
     painted = np.full((24, 32), 255, np.uint8)
@@ -142,7 +142,9 @@ def follow(call: Call) -> Walk:
         thread = threading.get_ident()
         stack = stacks.setdefault(thread, [])
         if event == "call":
-            if not stack or stack[-1] != file:
+            if not stack and "<locals>" in frame.f_code.co_qualname:
+                file = ""  # a decorator's: what it wraps is the call
+            elif not stack or stack[-1] != file:
                 visit = (file.removeprefix(root), frame.f_code.co_qualname)
                 visits.setdefault(thread, []).append(visit)
             stack.append(file)

@@ -1,14 +1,15 @@
 """A browser that uses the playground as a person would."""
 
-from __future__ import annotations
-
 import os
+import runpy
 import shutil
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
@@ -20,6 +21,15 @@ needs_browser = pytest.mark.skipif(
 DONE = "crfield.state.planes && !crfield.state.busy"
 # A refused file is one failed request, which the browser reports by itself.
 EXPECTED_ERROR = "Failed to load resource"
+
+
+@contextmanager
+def checked_page(browser, url, **options):
+    """The page, which must end without faults in its console and its requests."""
+    page = open_page(browser, url, **options)
+    yield page
+    page.context.close()
+    assert page.faults == []
 
 
 def open_page(browser, url, **options):
@@ -79,6 +89,11 @@ def paint(page, label, *places):
     page.mouse.up()
 
 
+def paint_two_labels(page):
+    paint(page, 0, (0.1, 0.1), (0.8, 0.05))
+    paint(page, 1, (0.45, 0.45), (0.6, 0.5))
+
+
 def plane(page, name):
     """One of the page's planes, (H, W): scribbles, after, before or entropy."""
     source = "scribbles.plane" if name == "scribbles" else f"planes.{name}"
@@ -107,6 +122,18 @@ def save_as(page, button, path):
         page.click(button)
     download.value.save_as(path)
     return download.value.suggested_filename
+
+
+def mask_of_script(page, monkeypatch, folder):
+    """What the script that the page shows writes, run in a folder with the saved scribbles."""
+    save_as(page, "#save-scribbles", folder / "scribbles.png")
+    page.click("#save-snippet")
+    expect(page.locator("#snippet")).to_contain_text("import crfield")
+    (folder / "script.py").write_text(page.locator("#snippet").text_content())
+    page.keyboard.press("Escape")
+    monkeypatch.chdir(folder)
+    runpy.run_path("script.py")
+    return read_pixels("mask.png")
 
 
 def tab_to(page, element):

@@ -28,9 +28,7 @@ def browser():
 @pytest.fixture
 def page(app, browser):
     """The playground's page, which must end without complaints in its console."""
-    from app_page import open_page
+    from app_page import checked_page
 
-    opened = open_page(browser, app.url)
-    yield opened
-    opened.context.close()
-    assert opened.faults == []
+    with checked_page(browser, app.url) as opened:
+        yield opened

@@ -1,11 +1,13 @@
 """Thousands of requests that no page would send, against a playground that must go on serving.
 
-    python -m tests.app.hostile_requests [--requests 10000] [--seed 0]
+    python -m tests.app.hostile_requests [--requests 10000] [--slow 2000] [--within 2] [--seed 0]
 
 Wrong types, huge sizes, path tricks, foreign Host and Origin, truncated and mutated images, label
-maps, probabilities and models, malformed HTTP. Every answer must be 4xx (or a connection that is
-closed, for bytes that are not HTTP), the page must still refine correctly between them, and the
-server's memory must stay bounded. Prints a table of what was sent and answered.
+maps, probabilities and models, malformed HTTP, while slow clients (`slow_clients.py`) take up all
+connections that they can get. Every answer must be 4xx (or a connection that is closed, for bytes
+that are not HTTP). Meanwhile a well-behaved client asks for the page, a refinement and its mask
+several times per second, and must get them, right and soon; the server's memory and log must stay
+small, and Ctrl-C must end it at once. Prints what was sent and answered.
 """
 
 from __future__ import annotations
@@ -18,11 +20,16 @@ import io
 import json
 import random
 import re
+import resource
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +42,10 @@ import crfield
 
 OWN = {"X-Crfield": "1"}
 PIXELS = (40, 60)
-MOST_GROWTH = 200  # MiB of memory beyond what honest use took
+MOST_GROWTH = 300  # MiB of memory beyond what honest use took
+MOST_LOG = 100_000  # bytes
+LONG_ENOUGH = 50.0  # seconds, more than any deadline
+DESCRIPTORS = 1024  # of the server; fewer than there are slow clients
 Request = tuple[str, str, bytes, dict[str, str]]
 
 
@@ -43,64 +53,164 @@ def main(argv: list[str] | None = None) -> int:
     """Send the requests; 0 if all went well."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--slow", type=int, default=2000, help="slow clients at a time")
+    parser.add_argument(
+        "--within", type=float, default=2.0, metavar="SECONDS",
+        help="the longest that an answer may take, and twice as long as the end after Ctrl-C",
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     command = [sys.executable, "-m", "crfield", "app", "--port", "0", "--no-browser"]
     with (
         tempfile.TemporaryFile() as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as server,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, preexec_fn=_few_descriptors
+        ) as server,
     ):
         try:
             assert server.stdout is not None
             address = re.search(rb"http://[\d.]+:(\d+)", server.stdout.readline())
             assert address is not None
-            code = attack(int(address[1]), server.pid, arguments.requests, arguments.seed)
+            wrong = attack(
+                int(address[1]), server, arguments.requests, arguments.slow, arguments.within,
+                arguments.seed,
+            )
         finally:
-            server.terminate()
+            server.kill()
             server.wait()
         log.seek(0)
-        if b"Traceback" in (errors := log.read()):
-            print(errors.decode()[-4000:], file=sys.stderr)
-            return 1
-        return code
-
-
-def attack(port: int, process: int, n_requests: int, seed: int) -> int:
-    """Send hostile requests to the server at `port`, checking all along that it still serves."""
-    rng = random.Random(seed)
-    files = honest_files()
-    key = json.loads(send(port, ("POST", "/api/images", files["image"], OWN))[1])["id"]
-    expected = serves(port, key)
-    before = memory(process)
-    kinds = hostile_kinds(files, key)
-    answers: dict[str, collections.Counter[str]] = {name: collections.Counter() for name in kinds}
-    wrong: list[str] = []
-    most = before
-    for number in range(n_requests):
-        name = rng.choice(list(kinds))
-        request = kinds[name](rng)
-        status = raw(port, request) if isinstance(request, bytes) else send(port, request)[0]
-        answers[name][str(status)] += 1
-        if not 400 <= status < 500 and not (status == 0 and isinstance(request, bytes)):
-            wrong.append(f"{name}: {status} for {str(request)[:200]}")
-        if number % 500 == 499 or number == n_requests - 1:
-            # Ids of old images are forgotten when new ones come; none of these opens any.
-            if serves(port, key) != expected:
-                wrong.append(f"after {number + 1} requests the refinement differs")
-            most = max(most, memory(process))
-    print(f"{'kind':34} {'sent':>6}  answers")
-    for name, counts in answers.items():
-        listed = ", ".join(
-            f"{'closed' if status == '0' else status}: {n}" for status, n in sorted(counts.items())
-        )
-        print(f"{name:34} {sum(counts.values()):6}  {listed}")
-    print(f"memory: {before:.0f} MiB before, at most {most:.0f} MiB")
-    if most > before + MOST_GROWTH:
-        wrong.append(f"memory grew by {most - before:.0f} MiB")
+        errors = log.read()
+    print(f"log: {len(errors)} bytes")
+    if len(errors) > MOST_LOG:
+        wrong.append(f"the log has {len(errors)} bytes")
+    if b"Traceback" in errors:
+        wrong.append("the log has a traceback")
+        print(errors.decode()[-4000:], file=sys.stderr)
     for line in wrong[:20]:
         print("WRONG", line)
-    print(f"{n_requests} requests, {len(wrong)} wrong")
+    print(f"{arguments.requests} requests, {arguments.slow} slow clients, {len(wrong)} wrong")
     return 1 if wrong else 0
+
+
+def _few_descriptors() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+
+
+def attack(
+    port: int, server: subprocess.Popen[bytes], n_requests: int, n_slow: int, within: float,
+    seed: int,
+) -> list[str]:
+    """What goes wrong while hostile requests and slow clients keep the server at `port` busy."""
+    rng = random.Random(seed)
+    files = honest_files()
+    keys = {name: opened(port, files[name]) for name in ("image", "small", "large")}
+    before = memory(server.pid)
+    kinds = hostile_kinds(files, keys["image"])
+    answers: dict[str, collections.Counter[str]] = {name: collections.Counter() for name in kinds}
+    command = [sys.executable, "-m", "tests.app.slow_clients", str(port)]
+    command += [f"--large={keys['large']}", f"--small={keys['small']}"]  # which may begin with -
+    command += [f"--clients={n_slow}", f"--seed={seed}"]
+    with (
+        Page(port, keys["image"], server.pid) as page,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as slow,
+    ):
+        assert slow.stdin is not None
+        assert slow.stdout is not None
+        started = time.monotonic()
+        assert slow.stdout.readline() == b"ready\n"
+        wrong = []
+        number = 0
+        while number < n_requests or (n_slow and time.monotonic() < started + LONG_ENOUGH):
+            number += 1
+            name = rng.choice(list(kinds))
+            request = kinds[name](rng)
+            status = raw(port, request) if isinstance(request, bytes) else send(port, request)[0]
+            answers[name][str(status)] += 1
+            if not 400 <= status < 500 and not (status == 0 and isinstance(request, bytes)):
+                wrong.append(f"{name}: {status} for {str(request)[:200]}")
+        page.stop()
+        lasted = time.monotonic() - started
+        interrupted = time.monotonic()
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+        ended = time.monotonic() - interrupted
+        became = json.loads(slow.communicate()[0])
+    table("kind", {name: dict(counts) for name, counts in answers.items()})
+    table("slow clients", became)
+    print(f"{number} hostile requests in {lasted:.0f} s")
+    print(f"answers to the well-behaved client: {len(page.seconds)}, {page.summary()}")
+    print(f"memory: {before:.0f} MiB before, at most {page.most_memory:.0f} MiB")
+    print(f"Ctrl-C: {ended:.2f} s")
+    wrong += page.wrong
+    if max(page.seconds) > within:
+        wrong.append(f"an answer took {max(page.seconds):.1f} s")
+    if page.most_memory > before + MOST_GROWTH:
+        wrong.append(f"memory grew by {page.most_memory - before:.0f} MiB")
+    if ended > within / 2:
+        wrong.append(f"the server ended {ended:.1f} s after Ctrl-C")
+    if held := sum(counts.get("held", 0) for counts in became.values()):
+        wrong.append(f"the server waited for {held} clients that did not read")
+    return wrong
+
+
+def table(title: str, rows: dict[str, dict[str, int]]) -> None:
+    """Print how often each kind had each end."""
+    print(f"{title:34} {'sent':>6}  answers")
+    for name, counts in rows.items():
+        listed = ", ".join(
+            f"{'closed' if status == '0' else status}: {n}"
+            for status, n in sorted(counts.items()) if status != "connected"
+        )
+        print(f"{name:34} {counts.get('connected', sum(counts.values())):6}  {listed}")
+
+
+class Page:
+    """A client as it should be, in a thread: asks for the page, a refinement and its mask, again
+    and again, and for nothing before it has the last answer.
+    """
+
+    def __init__(self, port: int, key: str, process: int) -> None:
+        self.seconds: list[float] = []
+        self.wrong: list[str] = []
+        self.most_memory = 0.0
+        self._port, self._key, self._process = port, key, process
+        self._expected = serves(port, key, send)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Page:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End, and wait for the last answer."""
+        self._is_over.set()
+        self._thread.join()
+
+    def summary(self) -> str:
+        """The median and the longest time."""
+        return f"median {1e3 * np.median(self.seconds):.0f} ms, longest {max(self.seconds):.2f} s"
+
+    def _ask(self, port: int, request: Request) -> tuple[int, bytes]:
+        started = time.monotonic()
+        answer = send(port, request)
+        self.seconds.append(time.monotonic() - started)
+        return answer
+
+    def _run(self) -> None:
+        while not self._is_over.wait(0.1):
+            status, page = self._ask(self._port, ("GET", "/", b"", {}))
+            if status != 200 or b"<html" not in page:
+                self.wrong.append(f"the page: {status}")
+            try:
+                if serves(self._port, self._key, self._ask) != self._expected:
+                    self.wrong.append("the refinement differs")
+            except AssertionError as error:
+                self.wrong.append(f"the refinement: {error}")
+            self.most_memory = max(self.most_memory, memory(self._process))
 
 
 def honest_files() -> dict[str, bytes]:
@@ -111,7 +221,10 @@ def honest_files() -> dict[str, bytes]:
         stream = io.BytesIO()
         Image.fromarray(rng.integers(0, 255, (*PIXELS, 3)).astype(np.uint8)).save(stream, kind)
         files[kind] = stream.getvalue()
-    files["image"] = files["PNG"]
+    files["image"] = files["small"] = files["PNG"]
+    stream = io.BytesIO()  # more than the system keeps for a connection
+    Image.fromarray(rng.integers(0, 255, (2300, 2300)).astype(np.uint8)).save(stream, "PNG")
+    files["large"] = stream.getvalue()
     for name, array in {
         "labels": rng.integers(0, 3, PIXELS), "probabilities": rng.dirichlet([1, 1, 1], PIXELS)
     }.items():
@@ -130,14 +243,21 @@ def packed(settings: bytes, pixels: bytes) -> bytes:
     return struct.pack("<I", len(settings)) + settings + pixels
 
 
-def serves(port: int, key: str) -> bytes:
-    """The mask that an honest request gets."""
+def opened(port: int, image: bytes) -> str:
+    """The id of an image."""
+    return str(json.loads(send(port, ("POST", "/api/images", image, OWN))[1])["id"])
+
+
+def serves(port: int, key: str, ask: Callable[[int, Request], tuple[int, bytes]]) -> bytes:
+    """The mask that honest requests get."""
     scribbles = np.full(PIXELS, 255, np.uint8)
     scribbles[5, :20], scribbles[30, :20] = 0, 1
     body = packed(b'{"max_iter": 3}', scribbles.tobytes())
-    status, content = send(port, ("POST", f"/api/images/{key}/refine", body, OWN))
+    status, content = ask(port, ("POST", f"/api/images/{key}/refine", body, OWN))
     assert status == 200, content
-    return send(port, ("GET", f"/api/images/{key}/mask.png", b"", OWN))[1]
+    status, mask = ask(port, ("GET", f"/api/images/{key}/mask.png", b"", OWN))
+    assert status == 200, mask
+    return mask
 
 
 def hostile_kinds(
@@ -221,7 +341,8 @@ def hostile_kinds(
             b"Transfer-Encoding: chunked\r\n\r\n5\r\n" + r.randbytes(5) + b"\r\n0\r\n\r\n"
         ),
         "files that unpack to much more": lambda r: (
-            "POST", f"{initial}?kind=probabilities", npz(r.choice([3000, 20_000])), OWN
+            "POST", f"{initial}?kind=probabilities",
+            npz(r.choice([3000, 20_000])) if r.random() < 0.5 else long_header(), OWN
         ),
         "not HTTP": lambda r: r.choice([
             r.randbytes(200), b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\0" * 500,
@@ -258,6 +379,20 @@ def npz(side: int) -> bytes:
     """A small file of many zeros."""
     stream = io.BytesIO()
     np.savez_compressed(stream, probs=np.zeros((side, 1000), np.uint8))
+    return stream.getvalue()
+
+
+@functools.cache
+def long_header() -> bytes:
+    """A small file of an array whose header is 300 MiB of zeros."""
+    stream, part = io.BytesIO(), bytes(2**20)
+    with (
+        zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("probs.npy", "w") as member,
+    ):
+        member.write(b"\x93NUMPY\2\0" + struct.pack("<I", 300 * len(part)))
+        for _ in range(300):
+            member.write(part)
     return stream.getvalue()
 
 

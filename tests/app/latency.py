@@ -4,8 +4,6 @@ A photo of 375 x 500 pixels with three labels; from the pointer's last event to 
 the result. `python -m tests.app.latency`, with Chromium, Playwright and the extra `app`.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from functools import partial

@@ -1,8 +1,5 @@
 """The playground's page in a real browser: painting, refining, saving, keys, what goes wrong."""
 
-from __future__ import annotations
-
-import runpy
 from dataclasses import replace
 
 import numpy as np
@@ -19,10 +16,12 @@ import crfield
 from app_page import (
     DONE,
     change_number,
+    checked_page,
+    mask_of_script,
     needs_browser,
-    open_page,
     open_sample,
     paint,
+    paint_two_labels,
     plane,
     read_pixels,
     refined_after,
@@ -36,6 +35,7 @@ from crfield.datasets import load_sample
 
 pytestmark = [needs_browser, pytest.mark.slow]
 SAMPLE = "crfield.state.image.source.sample"
+MODEL = crfield.DenseCRF(2, [crfield.Pairwise(crfield.Spatial(2.0), crfield.Potts(1.5))])
 
 
 @pytest.fixture
@@ -44,6 +44,20 @@ def photo(tmp_path):
     path = tmp_path / "photo.png"
     Image.fromarray(load_sample("coffee").image).resize((500, 375)).save(path)
     return path
+
+
+def check_before(page, image, n_labels):
+    """The costs from the scribbles on the page, whose best labels it shows as before."""
+    unary = crfield.unary_from_scribbles(image, plane(page, "scribbles"), n_labels)
+    np.testing.assert_array_equal(plane(page, "before"), unary.argmin(-1))
+    return unary
+
+
+def kernels(settings):
+    """The page's widths and weights as `refine` takes them."""
+    bilateral = settings["bilateral_xy"], settings["bilateral_rgb"]
+    names = "spatial", "spatial_weight", "bilateral_weight"
+    return {"bilateral": bilateral, **{name: settings[name] for name in names}}
 
 
 def test_three_painted_labels_give_the_mask_of_the_saved_script(
@@ -65,37 +79,19 @@ def test_three_painted_labels_give_the_mask_of_the_saved_script(
     record_property("latency_ms", latency)
 
     assert save_as(page, "#save-mask", tmp_path / "page.png") == "mask.png"
-    save_as(page, "#save-scribbles", tmp_path / "scribbles.png")
     save_as(page, "#save-overlay", tmp_path / "overlay.png")
-    page.click("#save-snippet")
-    expect(page.locator("#snippet")).to_contain_text("import crfield")
-    script = page.locator("#snippet").text_content()
-    (tmp_path / "script.py").write_text(script)
-    page.keyboard.press("Escape")
     mask = read_pixels(tmp_path / "page.png")
+    np.testing.assert_array_equal(mask_of_script(page, monkeypatch, tmp_path), mask)
     scribbles = read_pixels(tmp_path / "scribbles.png")
     np.testing.assert_array_equal(scribbles, plane(page, "scribbles"))
     np.testing.assert_array_equal(mask, plane(page, "after"))
     assert set(np.unique(mask)) == {0, 1, 2}
     assert read_pixels(tmp_path / "overlay.png").shape == (375, 500, 3)
 
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path("script.py")
-    np.testing.assert_array_equal(read_pixels("mask.png"), mask)
-
     settings = page.evaluate("crfield.state.settings")
     image = read_pixels(photo)
-    unary = crfield.unary_from_scribbles(image, scribbles, 3)
-    np.testing.assert_array_equal(plane(page, "before"), unary.argmin(-1))
-    model = crfield.DenseCRF(3, [
-        crfield.Pairwise(
-            crfield.Spatial(settings["spatial"]), crfield.Potts(settings["spatial_weight"])
-        ),
-        crfield.Pairwise(
-            crfield.Bilateral(settings["bilateral_xy"], settings["bilateral_rgb"]),
-            crfield.Potts(settings["bilateral_weight"]),
-        ),
-    ])  # fmt: skip
+    unary = check_before(page, image, 3)
+    model = crfield.refinement.potts_model(3, **kernels(settings))
     result = model.infer(image, unary, max_iter=settings["max_iter"], tol=settings["tol"])
     np.testing.assert_array_equal(result.labels, mask)
     assert page.evaluate("crfield.state.result.n_iter") == result.n_iter
@@ -113,12 +109,9 @@ def test_a_label_map_gives_what_refine_gives_and_strokes_correct_it(page, tmp_pa
     expect(page.locator("#source-note")).to_contain_text("coarse.npy")
     settings = page.evaluate("crfield.state.settings")
     result = crfield.refine(
-        sample.image, shifted, spatial=settings["spatial"],
-        spatial_weight=settings["spatial_weight"],
-        bilateral=(settings["bilateral_xy"], settings["bilateral_rgb"]),
-        bilateral_weight=settings["bilateral_weight"], confidence=settings["confidence"],
-        max_iter=settings["max_iter"], tol=settings["tol"],
-    )  # fmt: skip
+        sample.image, shifted, confidence=settings["confidence"], max_iter=settings["max_iter"],
+        tol=settings["tol"], **kernels(settings),
+    )
     np.testing.assert_array_equal(plane(page, "after"), result.labels)
     refined_after(page, lambda: paint(page, 1, (0.02, 0.02), (0.2, 0.02)))
     painted = plane(page, "scribbles") == 1
@@ -167,7 +160,7 @@ def test_sliders_change_the_result(page):
     slider = page.locator("#set-bilateral_weight")
     slider.focus()
     refined_after(page, lambda: slider.press("ArrowRight"))
-    assert page.evaluate("crfield.state.settings.bilateral_weight") > 10
+    assert page.evaluate("crfield.state.settings.bilateral_weight") > 6
     assert page.evaluate("crfield.state.result.free_energies") != energies
     refined_after(page, lambda: change_number(page, "max_iter", 3))
     assert page.evaluate("crfield.state.result.n_iter") == 3
@@ -230,8 +223,7 @@ def test_long_work_shows_progress_and_can_be_cancelled(page, tmp_path):
     upload(page, tmp_path / "large.png")
     change_number(page, "max_iter", 500)
     change_number(page, "tol", 1e-6)
-    paint(page, 0, (0.1, 0.1), (0.8, 0.05))
-    paint(page, 1, (0.45, 0.45), (0.6, 0.5))
+    paint_two_labels(page)
     expect(page.locator("#progress-text")).to_contain_text("of 500", timeout=30000)
     page.click("#cancel")
     until(page, "!crfield.state.busy")
@@ -281,49 +273,70 @@ def test_views_draw_what_the_planes_say(page):
 
 
 def test_a_model_replaces_the_kernels(page, tmp_path):
-    model = crfield.DenseCRF(2, [crfield.Pairwise(crfield.Spatial(2.0), crfield.Potts(1.5))])
-    model.save(tmp_path / "learned.safetensors")
+    path = tmp_path / "learned.safetensors"
+    MODEL.save(path)
     open_sample(page)
-    refined_after(
-        page, lambda: page.set_input_files("#model-file", tmp_path / "learned.safetensors")
-    )
+    refined_after(page, lambda: page.set_input_files("#model-file", path))
     expect(page.locator("#kernels-note")).to_be_visible()
     expect(page.locator("#set-spatial")).to_be_disabled()
     expect(page.locator("#model-terms li")).to_have_count(1)
     sample = load_sample("coffee")
     unary = crfield.unary_from_scribbles(sample.image, plane(page, "scribbles"), 2)
-    result = model.infer(sample.image, unary, max_iter=6, tol=1e-3)
+    result = MODEL.infer(sample.image, unary, max_iter=6, tol=1e-3)
     np.testing.assert_array_equal(plane(page, "after"), result.labels)
     refined_after(page, lambda: page.click("#clear-model"))
     expect(page.locator("#set-spatial")).to_be_enabled()
-    replace(model, algorithm="cccp", max_iter=3).save(tmp_path / "learned.safetensors")
-    refined_after(
-        page, lambda: page.set_input_files("#model-file", tmp_path / "learned.safetensors")
-    )
+    replace(MODEL, algorithm="cccp", max_iter=3).save(path)
+    refined_after(page, lambda: page.set_input_files("#model-file", path))
     expect(page.locator("#number-max_iter")).to_have_value("3")
-    result = model.infer(sample.image, unary, algorithm="cccp", max_iter=3, tol=1e-3)
+    result = MODEL.infer(sample.image, unary, algorithm="cccp", max_iter=3, tol=1e-3)
     np.testing.assert_array_equal(plane(page, "after"), result.labels)
 
 
+def test_a_model_for_other_labels_is_refused_with_both_numbers(page, tmp_path):
+    MODEL.save(tmp_path / "two.safetensors")
+    np.save(tmp_path / "map.npy", load_sample("coffee").mask)
+    open_sample(page)
+    refined_after(page, lambda: page.set_input_files("#initial-file", tmp_path / "map.npy"))
+    page.set_input_files("#model-file", tmp_path / "two.safetensors")
+    expect(page.locator(".toast")).to_contain_text(
+        "The model is for 2 labels, map.npy has 6: load a model for as many, or go back"
+    )
+    refined_after(page, lambda: page.click("#clear-initial"))
+    refined_after(page, lambda: page.set_input_files("#model-file", tmp_path / "two.safetensors"))
+    expect(page.locator("#labels-note")).to_contain_text("The model is for 2 labels: put it away")
+
+
+def test_the_numbers_of_a_label_map_go_with_it(page, tmp_path):
+    """Labels of another picture would have its names, and not its numbers, in what is saved."""
+    mask = np.array([0, 6, 7, 9])[np.arange(400 * 600).reshape(400, 600) % 4]
+    np.save(tmp_path / "map.npy", mask.astype(np.uint8))
+    Image.fromarray(np.zeros((400, 600, 3), np.uint8)).save(tmp_path / "black.png")
+    page.set_input_files("#image-file", tmp_path / "black.png")
+    until(page, "crfield.state.image?.name === 'black.png'")
+    refined_after(page, lambda: page.set_input_files("#initial-file", tmp_path / "map.npy"))
+    assert page.evaluate("crfield.state.labels") == ["0", "6", "7", "9"]
+    Image.fromarray(np.full((40, 60, 3), 9, np.uint8)).save(tmp_path / "other.png")
+    page.set_input_files("#image-file", tmp_path / "other.png")
+    until(page, "crfield.state.image?.name === 'other.png'")
+    assert page.evaluate("crfield.state.labels") == ["background", "object"]
+
+
 def test_the_theme_follows_the_system_until_chosen(app, browser):
-    page = open_page(browser, app.url, color_scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
-    dark = page.evaluate(background)
-    page.emulate_media(color_scheme="light")
-    light = page.evaluate(background)
-    assert light != dark
-    page.click("#theme")
-    assert page.evaluate(background) == dark
-    page.reload()
-    until(page, "window.crfield?.ready")
-    assert page.evaluate(background) == dark
-    page.context.close()
-    assert page.faults == []
+    with checked_page(browser, app.url, color_scheme="dark") as page:
+        dark = page.evaluate(background)
+        page.emulate_media(color_scheme="light")
+        assert page.evaluate(background) != dark
+        page.click("#theme")
+        assert page.evaluate(background) == dark
+        page.reload()
+        until(page, "window.crfield?.ready")
+        assert page.evaluate(background) == dark
 
 
 def test_an_image_that_the_server_forgot_is_opened_again(browser):
-    with RunningApp(Limits(max_images=1)) as small:
-        page = open_page(browser, small.url)
+    with RunningApp(Limits(max_images=1)) as small, checked_page(browser, small.url) as page:
         open_sample(page)
         page.evaluate(
             "fetch('/api/samples/camera', {method: 'POST', headers: {'X-Crfield': '1'}})"
@@ -331,8 +344,6 @@ def test_an_image_that_the_server_forgot_is_opened_again(browser):
         )
         refined_after(page, lambda: paint(page, 0, (0.1, 0.1), (0.3, 0.1)))
         expect(page.locator(".toast")).to_have_count(0)
-        page.context.close()
-        assert page.faults == []
 
 
 def test_the_newest_picture_wins_while_a_refinement_is_under_way(page):
@@ -347,9 +358,7 @@ def test_the_newest_picture_wins_while_a_refinement_is_under_way(page):
     for label in (0, 1, 0, 1):
         paint(page, label, (0.2, 0.2 + 0.1 * label), (0.8, 0.3), (0.1, 0.6))
     until(page, DONE)
-    sample = load_sample("astronaut")
-    unary = crfield.unary_from_scribbles(sample.image, plane(page, "scribbles"), 2)
-    np.testing.assert_array_equal(plane(page, "before"), unary.argmin(-1))
+    check_before(page, load_sample("astronaut").image, 2)
 
 
 def test_keys_after_a_click_do_not_go_to_what_was_clicked(page):
@@ -378,8 +387,7 @@ def test_keys_after_a_click_do_not_go_to_what_was_clicked(page):
 
 
 def test_labels_and_scribbles_come_back_when_a_smaller_model_is_put_away(page, tmp_path):
-    model = crfield.DenseCRF(2, [crfield.Pairwise(crfield.Spatial(2.0), crfield.Potts(1.5))])
-    model.save(tmp_path / "two.safetensors")
+    MODEL.save(tmp_path / "two.safetensors")
     open_sample(page)
     scribbles = plane(page, "scribbles")
     names = page.evaluate("crfield.state.labels")
@@ -409,6 +417,31 @@ def test_labels_of_a_map_go_with_it_unless_they_were_painted(page, tmp_path):
         expect(page.locator("#labels .label")).to_have_count(last)
 
 
+def test_what_is_loaded_begins_with_what_refine_gives(page, photo, tmp_path):
+    coarse = np.random.default_rng(0).dirichlet([1, 1], (47, 63)).astype(np.float32)
+    mask = Image.fromarray(load_sample("coffee").mask).resize((500, 375), Image.Resampling.NEAREST)
+    upload(page, photo)
+    image = read_pixels(photo)
+    for values, logits in ((coarse, False), (np.roll(mask, 6), False), (30 * coarse, True)):
+        np.save(tmp_path / "values.npy", values)
+        page.set_checked("#logits", logits)
+        refined_after(
+            page, lambda: page.set_input_files("#initial-file", tmp_path / "values.npy")
+        )
+        expected = crfield.refine(image, values, logits=logits)
+        np.testing.assert_array_equal(plane(page, "after"), expected.labels)
+        assert page.evaluate("crfield.state.result.n_iter") == expected.n_iter
+    expect(page.locator("#number-spatial")).to_have_value("4.688")
+    change_number(page, "max_iter", 4)
+    page.click("#clear-initial")
+    expect(page.locator("#clear-initial")).to_be_hidden()
+    settings = page.evaluate("crfield.state.settings")
+    assert (settings["bilateral_weight"], settings["max_iter"]) == (6, 4)
+    refined_after(page, lambda: page.set_input_files("#initial-file", tmp_path / "values.npy"))
+    settings = page.evaluate("crfield.state.settings")
+    assert (settings["bilateral_weight"], settings["max_iter"]) == (3, 4)
+
+
 @pytest.mark.parametrize("share", [0.5, np.nan])
 def test_probabilities_that_are_none_leave_everything_as_it_was(page, tmp_path, share):
     open_sample(page)
@@ -431,9 +464,7 @@ def test_what_is_saved_is_what_is_painted_also_without_live_refinement(page, tmp
     scribbles = plane(page, "scribbles")
     np.testing.assert_array_equal(read_pixels(tmp_path / "scribbles.png"), scribbles)
     save_as(page, "#save-mask", tmp_path / "mask.png")
-    sample = load_sample("coffee")
-    unary = crfield.unary_from_scribbles(sample.image, scribbles, 6)
-    np.testing.assert_array_equal(plane(page, "before"), unary.argmin(-1))
+    check_before(page, load_sample("coffee").image, 6)
     page.click("#clear")
     page.click("#save-mask")
     expect(page.locator(".toast")).to_contain_text("refine first")
@@ -444,8 +475,7 @@ def test_escape_cancels_from_within_a_field(page, tmp_path):
     Image.fromarray(noise).save(tmp_path / "noise.png")
     upload(page, tmp_path / "noise.png")
     change_number(page, "tol", 1e-6)
-    paint(page, 0, (0.1, 0.1), (0.8, 0.05))
-    paint(page, 1, (0.45, 0.45), (0.6, 0.5))
+    paint_two_labels(page)
     field = page.locator("#number-max_iter")
     field.fill("500")
     field.press("Enter")
@@ -464,18 +494,17 @@ def test_numbers_of_a_closed_section_are_those_of_the_last_result(page):
 
 
 def test_labels_can_be_chosen_above_the_picture_on_a_tablet(app, browser):
-    page = open_page(browser, app.url, has_touch=True)
-    expect(page.locator("#swatches")).to_be_hidden()
-    page.set_viewport_size({"width": 820, "height": 1180})
-    open_sample(page)
-    page.get_by_role("button", name="Paint saucer").click()
-    assert page.evaluate("crfield.state.active") == 2
-    picture, button = (
-        page.locator(place).bounding_box() for place in ("#stage", "#swatches button:last-child")
-    )
-    assert button["y"] + button["height"] <= picture["y"]
-    page.context.close()
-    assert page.faults == []
+    with checked_page(browser, app.url, has_touch=True) as page:
+        expect(page.locator("#swatches")).to_be_hidden()
+        page.set_viewport_size({"width": 820, "height": 1180})
+        open_sample(page)
+        page.get_by_role("button", name="Paint saucer").click()
+        assert page.evaluate("crfield.state.active") == 2
+        stage, button = (
+            page.locator(place).bounding_box()
+            for place in ("#stage", "#swatches button:last-child")
+        )
+        assert button["y"] + button["height"] <= stage["y"]
 
 
 def test_leaving_with_painted_work_asks_first(page):
@@ -492,19 +521,64 @@ def test_leaving_with_painted_work_asks_first(page):
     assert asked == ["beforeunload"]
 
 
-def test_the_script_reads_the_first_of_several_pages(page, tmp_path, monkeypatch):
-    sample = load_sample("coffee").image
-    pages = [Image.fromarray(sample), Image.fromarray(255 - sample)]
-    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
-    upload(page, tmp_path / "pages.tif")
-    paint(page, 0, (0.1, 0.1), (0.8, 0.05))
-    paint(page, 1, (0.45, 0.45), (0.6, 0.5))
-    until(page, DONE)
-    save_as(page, "#save-mask", tmp_path / "page.png")
-    save_as(page, "#save-scribbles", tmp_path / "scribbles.png")
-    page.click("#save-snippet")
-    expect(page.locator("#snippet")).to_contain_text("import crfield")
-    (tmp_path / "script.py").write_text(page.locator("#snippet").text_content())
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path("script.py")
-    np.testing.assert_array_equal(read_pixels("mask.png"), read_pixels("page.png"))
+def test_an_error_goes_with_its_cause(page, tmp_path, photo):
+    np.save(tmp_path / "map.npy", np.arange(375 * 500).reshape(375, 500) % 3)
+    (tmp_path / "damaged.png").write_bytes(photo.read_bytes()[:2000])
+    toast = page.locator(".toast")
+    page.set_input_files("#initial-file", tmp_path / "map.npy")
+    expect(toast).to_contain_text("Open an image first, then its label map or probabilities.")
+    page.set_input_files("#image-file", tmp_path / "damaged.png")
+    expect(toast).to_contain_text("damaged")
+    expect(toast).to_have_count(1)
+    upload(page, photo)
+    expect(toast).to_have_count(0)
+    page.uncheck("#live")
+    refined_after(page, lambda: page.set_input_files("#initial-file", tmp_path / "map.npy"))
+    page.route("**/refine", lambda route: route.fulfill(status=500, body="{}"))
+    page.click("#refine")
+    expect(toast).to_contain_text("500")
+    page.unroute("**/refine")
+    refined_after(page, lambda: page.click("#refine"))
+    expect(toast).to_have_count(0)
+
+
+@pytest.mark.parametrize("size", [(320, 640), (390, 844), (920, 700), (1366, 768)])
+def test_errors_leave_the_buttons_that_save_in_reach(app, browser, tmp_path, size):
+    (tmp_path / "text.png").write_bytes(b"none of the formats")
+    with checked_page(browser, app.url, has_touch=size[0] < 900) as page:
+        page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+        open_sample(page)
+        page.set_input_files("#image-file", tmp_path / "text.png")
+        toast = page.locator(".toast")
+        expect(toast).to_have_count(1)
+        page.locator("#save-snippet").scroll_into_view_if_needed()
+        lowest = toast.bounding_box()["y"] + toast.bounding_box()["height"]
+        bar = page.locator(".save").bounding_box()
+        assert lowest <= bar["y"]
+        assert bar["x"] + bar["width"] <= size[0]
+        with page.expect_download():
+            page.click("#save-mask", timeout=3000)
+
+
+def test_a_large_picture_is_refined_once_the_brush_is_lifted(page, tmp_path):
+    Image.new("RGB", (1500, 1400), "teal").save(tmp_path / "large.png")
+    upload(page, tmp_path / "large.png")
+    change_number(page, "max_iter", 1)
+    sent = []
+    page.on("request", lambda request: sent.append(request.url.endswith("/refine")))
+    paint(page, 0, (0.1, 0.1), (0.8, 0.1))
+    page.keyboard.press("2")
+    box = page.locator("#picture").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for step in range(5):
+        page.mouse.move(x + 8 * step, y)
+        page.wait_for_timeout(50)
+    assert sent == []
+    refined_after(page, page.mouse.up)
+    assert sent == [True]
+    expect(page.locator("#latency")).to_contain_text("stroke to picture")
+    page.locator("#pad").focus()
+    refined_after(page, lambda: page.keyboard.press("Enter"))
+    assert sent == [True, True]

@@ -1,7 +1,5 @@
 """The playground's server, spoken to as a page would, and as a page should not."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import http.client
@@ -22,14 +20,13 @@ pytest.importorskip("starlette", reason="the playground needs starlette")
 pytest.importorskip("uvicorn", reason="the playground needs uvicorn")
 
 import crfield
-from crfield import InputError
 from crfield.app import Limits, RunningApp, serve
 from crfield.app.settings import Settings
 from crfield.datasets import load_sample
-from crfield.io.images import write_labels
 from crfield.show.palette import uncertainty_ramp
-
-OWN = {"X-Crfield": "1"}
+from hostile_requests import OWN, npy
+from hostile_requests import packed as framed
+from refusal import refusal
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +73,8 @@ def as_png(array):
     return stream.getvalue()
 
 
-def as_npy(array):
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
-
-
 def packed(scribbles, **settings):
-    text = json.dumps(settings).encode()
-    return struct.pack("<I", len(text)) + text + scribbles.astype(np.uint8).tobytes()
+    return framed(json.dumps(settings).encode(), scribbles.astype(np.uint8).tobytes())
 
 
 def frames(content):
@@ -124,13 +114,18 @@ def picture(app, key, name):
     return np.asarray(Image.open(io.BytesIO(ask(app, "GET", f"/api/images/{key}/{name}")[2])))
 
 
-def mask_of_script(app, key, folder, monkeypatch, **files):
-    """What the script of an image writes in a folder with these pictures and arrays."""
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    monkeypatch.chdir(folder)
-    exec(compile(ask(app, "GET", f"/api/images/{key}/snippet.py")[2], "snippet", "exec"), {})
-    return np.array(Image.open("mask.png"))
+@pytest.fixture
+def mask_of_script(app, tmp_path, monkeypatch):
+    """What the script of an image writes in a folder with the image and other files."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(key, image, **files):
+        for name, content in {"photo.png": as_png(image), **files}.items():
+            (tmp_path / name).write_bytes(content)
+        exec(compile(ask(app, "GET", f"/api/images/{key}/snippet.py")[2], "snippet", "exec"), {})
+        return np.array(Image.open("mask.png"))
+
+    return run
 
 
 def opened(app):
@@ -162,7 +157,7 @@ def test_refinement_equals_the_library(app):
     key, image, scribbles = opened(app)
     report, planes, progress = refined(app, key, scribbles, n_labels=2, max_iter=6, tol=0.0)
     unary = crfield.unary_from_scribbles(image, scribbles, 2)
-    result = crfield.refinement.potts_model(2, 3.0, 3.0, (40.0, 10.0), 10.0).infer(
+    result = crfield.refinement.potts_model(2, 3.0, 3.0, (40.0, 10.0), 6.0).infer(
         image, unary, max_iter=6, tol=0.0
     )
     assert np.array_equal(planes[0], result.labels)
@@ -176,12 +171,11 @@ def test_refinement_equals_the_library(app):
     assert np.abs(planes[2] / 255 - entropy).max() < 0.01
 
 
-def test_saved_files_and_script_make_the_same_mask(app, tmp_path, monkeypatch):
+def test_saved_files_and_script_make_the_same_mask(app, mask_of_script):
     key, image, scribbles = opened(app)
     refined(app, key, scribbles, n_labels=2, algorithm="cccp", spatial=None, strength=0.25)
     painted = ask(app, "GET", f"/api/images/{key}/scribbles.png")[2]
-    files = {"photo.png": as_png(image), "scribbles.png": painted}
-    found = mask_of_script(app, key, tmp_path, monkeypatch, **files)
+    found = mask_of_script(key, image, **{"scribbles.png": painted})
     assert np.array_equal(found, picture(app, key, "mask.png"))
     assert picture(app, key, "overlay.png").shape[:2] == image.shape[:2]
 
@@ -194,13 +188,13 @@ def test_a_label_map_is_trusted_as_far_as_the_slider_says(app):
     report, _, _ = refined(app, key, nothing, source="initial", confidence=0.6, max_iter=3)
     start = Settings()
     expected = crfield.refine(
-        image, values, confidence=0.6, max_iter=3, bilateral=start.bilateral,
-        bilateral_weight=start.bilateral_weight,
+        image, values, confidence=0.6, max_iter=3, spatial=start.spatial,
+        bilateral=start.bilateral, bilateral_weight=start.bilateral_weight,
     )
     assert report["free_energies"] == pytest.approx(expected.free_energies.tolist())
 
 
-def test_a_mask_of_0_and_255_has_two_labels(app, tmp_path, monkeypatch):
+def test_a_mask_of_0_and_255_has_two_labels(app, mask_of_script):
     key, image, scribbles = opened(app)
     values = np.zeros(image.shape[:2], np.uint8)
     values[20:60, 30:90] = 255
@@ -209,23 +203,20 @@ def test_a_mask_of_0_and_255_has_two_labels(app, tmp_path, monkeypatch):
     refined(app, key, np.full_like(scribbles, 255), source="initial", max_iter=2)
     mask = picture(app, key, "mask.png")
     assert set(np.unique(mask)) == {0, 255}
-    files = {"photo.png": as_png(image), "map.png": as_png(values)}
-    assert np.array_equal(mask_of_script(app, key, tmp_path, monkeypatch, **files), mask)
+    assert np.array_equal(mask_of_script(key, image, **{"map.png": as_png(values)}), mask)
 
 
 @pytest.mark.parametrize("kind", ["labels", "probabilities"])
-def test_start_from_a_segmentation(app, kind, tmp_path, monkeypatch):
+def test_start_from_a_segmentation(app, kind, mask_of_script):
     key, image, scribbles = opened(app)
     rng = np.random.default_rng(0)
     if kind == "labels":
         values = np.where(rng.random(image.shape[:2]) < 0.7, 3, 7).astype(np.uint8)
         values[:4] = 255
-        data = as_png(values)
-        name = "map.png"
+        name, data = "map.png", as_png(values)
     else:
         values = rng.dirichlet([1, 1], image.shape[:2]).astype(np.float32)
-        data = as_npy(values)
-        name = "map.npy"
+        name, data = "map.npy", npy(values)
     answer = told(app, "POST", f"/api/images/{key}/initial?kind={kind}&name={name}", data)
     assert answer["n_labels"] == 2
     assert answer["names"] == (["3", "7"] if kind == "labels" else ["0", "1"])
@@ -233,14 +224,87 @@ def test_start_from_a_segmentation(app, kind, tmp_path, monkeypatch):
     mask = picture(app, key, "mask.png")
     assert np.array_equal(mask, np.array([3, 7])[planes[0]] if kind == "labels" else planes[0])
     assert (planes[0][scribbles == 1] == 1).all()
-    files = {"photo.png": as_png(image), name: data, "scribbles.png": as_png(scribbles)}
-    assert np.array_equal(mask_of_script(app, key, tmp_path, monkeypatch, **files), mask)
+    files = {name: data, "scribbles.png": as_png(scribbles)}
+    assert np.array_equal(mask_of_script(key, image, **files), mask)
     told(app, "DELETE", f"/api/images/{key}/initial")
     error = refused_work(app, key, scribbles, source="initial")
     assert "no segmentation to start from" in error
 
 
-def test_learned_model(app, tmp_path, monkeypatch):
+def in_bytes(tmp_path, write, name):
+    write(tmp_path / name)
+    return (tmp_path / name).read_bytes()
+
+
+@pytest.mark.parametrize("form", ["first", "coarse", "logits", "pages", "nifti"])
+def test_probabilities_as_they_come(app, form, tmp_path, mask_of_script):
+    """In any form they give what they give as (H, W, labels), and so does the script."""
+    key, image, scribbles = opened(app)
+    p = np.random.default_rng(0).dirichlet([1, 1, 1], image.shape[:2]).astype(np.float32)
+    first, kind, name = np.moveaxis(p, -1, 0), "probabilities", "values.npy"
+    if form == "pages":
+        tifffile = pytest.importorskip("tifffile")
+        kind, name = "labels", "values.tif"  # which the page cannot tell by the name
+        data = in_bytes(
+            tmp_path, lambda path: tifffile.imwrite(path, first, photometric="minisblack"), name
+        )
+    elif form == "nifti":
+        nibabel = pytest.importorskip("nibabel")
+        kind, name = "labels", "values.nii.gz"
+        voxels = nibabel.Nifti1Image(p.transpose(1, 0, 2)[:, :, None], np.eye(4))
+        data = in_bytes(tmp_path, lambda path: nibabel.save(voxels, path), name)
+    elif form == "logits":
+        kind, data = "logits", npy(30 + np.log(p))
+    else:
+        p = p[::4, ::4] if form == "coarse" else p
+        data = npy(np.moveaxis(p, -1, 0))
+    path = f"/api/images/{key}/initial?kind={kind}&name={name}"
+    answer = told(app, "POST", path, data)
+    assert answer["kind"] == ("logits" if form == "logits" else "probabilities")
+    settings = Settings()
+    expected = crfield.refine(
+        image, p, max_iter=3, spatial=settings.spatial, bilateral=settings.bilateral,
+        bilateral_weight=settings.bilateral_weight,
+    )
+    nothing = np.full_like(scribbles, 255)
+    report, _, _ = refined(app, key, nothing, source="initial", max_iter=3)
+    assert report["free_energies"] == pytest.approx(expected.free_energies.tolist(), rel=1e-4)
+    mask = picture(app, key, "mask.png")
+    assert np.array_equal(mask_of_script(key, image, **{name: data}), mask)
+
+
+def test_logits_are_asked_about_and_volumes_refused(app, tmp_path):
+    key, image, _ = opened(app)
+    scores = np.random.default_rng(0).uniform(0, 9, (*image.shape[:2], 3))
+    path = f"/api/images/{key}/initial?kind=probabilities"
+    assert "tick that scores are logits" in sentence(app, 422, "POST", path, npy(scores))
+    tifffile = pytest.importorskip("tifffile")
+    scan = np.zeros((3, 8, 9), np.uint8)
+    data = in_bytes(tmp_path, lambda path: tifffile.imwrite(
+        path, scan, photometric="minisblack"
+    ), "scan.tif")
+    assert "is a volume of 3 x 8 x 9" in sentence(app, 422, "POST", "/api/images", data)
+
+
+@pytest.mark.parametrize(("kind", "data", "words"), [
+    (None, as_png(np.zeros((500, 500), np.uint8)), "start the page with crfield app --max-pixels"),
+    (None, npy(np.zeros((9, 9))), 'got an array; load it under "Start from"'),
+    (None, struct.pack("<Q", 2) + b"{}", 'got a model; load it under "Learned model"'),
+    ("labels", as_png(np.zeros((300, 400), np.uint8)), "it has 300 x 400 pixels, the image 100 x"),
+    ("labels", npy(np.zeros((300, 400), np.uint8)), "it has 300 x 400 pixels, the image 100 x"),
+    ("labels", as_png(np.zeros((30, 40), np.uint8)), "it has 30 x 40 pixels, the image 100 x 120;"),
+    ("probabilities", npy(np.zeros((90, 80, 2))), "it has 90 x 80 x 2 values, the image 100 x"),
+])
+def test_files_that_do_not_fit_are_refused_in_the_words_of_the_page(app, kind, data, words):
+    path = "/api/images"
+    if kind is not None:
+        path += f"/{opened(app)[0]}/initial?kind={kind}"
+    text = sentence(app, 422, "POST", path, data)
+    assert words in text
+    assert "max_pixels" not in text
+
+
+def test_learned_model(app, tmp_path, mask_of_script):
     key, image, scribbles = opened(app)
     model = crfield.DenseCRF(2, [
         crfield.Pairwise(crfield.Bilateral(20, 12), crfield.Symmetric([[0.0, 3.0], [3.0, 1.0]]))
@@ -255,8 +319,8 @@ def test_learned_model(app, tmp_path, monkeypatch):
     unary = crfield.unary_from_scribbles(image, scribbles, 2)
     expected = model.infer(image, unary, max_iter=Settings().max_iter)
     assert np.array_equal(planes[0], expected.labels)
-    files = {"photo.png": as_png(image), "scribbles.png": as_png(scribbles)}
-    assert np.array_equal(mask_of_script(app, key, tmp_path, monkeypatch, **files), planes[0])
+    found = mask_of_script(key, image, **{"scribbles.png": as_png(scribbles)})
+    assert np.array_equal(found, planes[0])
     error = refused_work(app, key, scribbles, n_labels=3, model=answer["id"])
     assert "the model has 2 labels" in error
 
@@ -353,33 +417,25 @@ def test_paths_lead_nowhere(app, path):
     assert sentence(app, 404, "GET", path)
 
 
-def test_wrong_uploads(app, tmp_path):
-    image = as_png(np.zeros((20, 30, 3), np.uint8))
-    key = told(app, "POST", "/api/images", image)["id"]
-    assert "no bytes" in sentence(app, 422, "POST", "/api/images", b"")
-    assert "the file" in sentence(app, 422, "POST", "/api/images", b"not an image")
+def test_wrong_uploads(app):
+    key = told(app, "POST", "/api/images", as_png(np.zeros((20, 30, 3), np.uint8)))["id"]
     noise = as_png(np.random.default_rng(0).integers(0, 255, (40, 50, 3)).astype(np.uint8))
-    assert "cut short" in sentence(app, 422, "POST", "/api/images", noise[: len(noise) // 2])
-    large = as_png(np.zeros((500, 500), np.uint8))
-    assert "200" in sentence(app, 422, "POST", "/api/images", large)
+    many = np.arange(600).reshape(20, 30).astype(np.uint8)
+    initial = f"/api/images/{key}/initial"
+    for path, body, words in (
+        ("/api/images", b"", "no bytes"), ("/api/images", b"not an image", "the file"),
+        ("/api/images", noise[: len(noise) // 2], "cut short"),
+        ("/api/images", as_png(np.zeros((500, 500), np.uint8)), "200"),
+        ("/api/images", npy(np.zeros((2, 3, 4), np.uint8)), " "),
+        (f"{initial}?kind=labels", as_png(np.eye(5, dtype=np.uint8)), "image's size"),
+        (f"{initial}?kind=labels", as_png(many), "2 to 32 labels"),
+        (initial, b"x", "kind must be one of"),
+        (f"{initial}?kind=probabilities", npy(np.array([{}])), " "),
+    ):
+        assert words in sentence(app, 422, "POST", path, body)
     assert "at most" in sentence(app, 413, "POST", "/api/images", bytes(2**20 + 1))
-    assert "image's size" in sentence(
-        app, 422, "POST", f"/api/images/{key}/initial?kind=labels",
-        as_png(np.eye(5, dtype=np.uint8)),
-    )
-    assert "2 to 32 labels" in sentence(
-        app, 422, "POST", f"/api/images/{key}/initial?kind=labels",
-        as_png(np.arange(600).reshape(20, 30).astype(np.uint8)),
-    )
-    assert "kind must be one of" in sentence(app, 422, "POST", f"/api/images/{key}/initial", b"x")
-    sentence(
-        app, 422, "POST", f"/api/images/{key}/initial?kind=probabilities",
-        as_npy(np.array([{}], dtype=object)),
-    )
     text = sentence(app, 422, "POST", "/api/models", b"\x08" * 100)
     assert text.startswith("the model file is damaged")
-    write_labels(tmp_path / "a.npy", np.zeros((2, 3, 4), np.uint8))
-    assert sentence(app, 422, "POST", "/api/images", (tmp_path / "a.npy").read_bytes())
 
 
 @pytest.mark.parametrize(("settings", "words"), [
@@ -403,18 +459,14 @@ def test_wrong_settings(app, settings, words):
 def test_wrong_requests_to_refine(app):
     key, _, scribbles = opened(app)
     path = f"/api/images/{key}/refine"
-    assert "4 bytes" in sentence(app, 422, "POST", path, b"")
-    assert "of settings" in sentence(app, 422, "POST", path, struct.pack("<I", 2**32 - 1) + b"{}")
-    assert "add up" in sentence(app, 422, "POST", path, struct.pack("<I", 99) + b"{}")
-    assert "add up" in sentence(app, 422, "POST", path, packed(scribbles[1:]))
-    assert "JSON" in sentence(
-        app, 422, "POST", path, struct.pack("<I", 3) + b"{no" + scribbles.tobytes()
-    )
-    deep = b"[" * 60_000
-    assert sentence(
-        app, 422, "POST", path, struct.pack("<I", len(deep)) + deep + scribbles.tobytes()
-    )
-    assert "label 9" in sentence(app, 422, "POST", path, packed(np.where(scribbles < 2, 9, 255)))
+    for body, words in (
+        (b"", "4 bytes"), (struct.pack("<I", 2**32 - 1) + b"{}", "of settings"),
+        (struct.pack("<I", 99) + b"{}", "add up"), (packed(scribbles[1:]), "add up"),
+        (framed(b"{no", scribbles.tobytes()), "JSON"),
+        (framed(b"[" * 60_000, scribbles.tobytes()), " "),
+        (packed(np.where(scribbles < 2, 9, 255)), "label 9"),
+    ):
+        assert words in sentence(app, 422, "POST", path, body)
     assert "not open" in sentence(app, 404, "POST", path, packed(scribbles, model="x"))
     assert "open it again" in sentence(app, 404, "POST", "/api/images/x/refine", packed(scribbles))
     assert "nothing is refined" in sentence(app, 404, "GET", f"/api/images/{key}/mask.png")
@@ -431,6 +483,22 @@ def test_old_images_make_room():
         assert ask(app, "GET", f"/api/images/{keys[1]}/picture.png")[0] == 200
         told(app, "POST", "/api/images", as_png(np.zeros((80, 80, 3), np.uint8)))
         sentence(app, 404, "GET", f"/api/images/{keys[2]}/picture.png")
+        # More than all may take together, but the newest always stays.
+        large = told(app, "POST", "/api/images", as_png(np.zeros((200, 200, 3), np.uint8)))["id"]
+        assert ask(app, "GET", f"/api/images/{large}/picture.png")[0] == 200
+
+
+def test_the_largest_request_to_refine_is_taken(app):
+    """As many pixels and bytes of settings as there may be."""
+    key = told(app, "POST", "/api/images", as_png(np.zeros((400, 500), np.uint8)))["id"]
+    scribbles = np.full((400, 500), 255, np.uint8)
+    scribbles[0, :2] = 0, 1
+    settings = json.dumps({"max_iter": 1}).encode().ljust(2**16)
+    path = f"/api/images/{key}/refine"
+    status, _, content = ask(app, "POST", path, framed(settings, scribbles.tobytes()))
+    assert status == 200
+    assert frames(content)[-1][0] == 2
+    assert sentence(app, 413, "POST", path, framed(settings + b" ", scribbles.tobytes()))
 
 
 def test_what_nobody_foresaw_is_not_told(app, monkeypatch, caplog):
@@ -478,93 +546,49 @@ def test_two_hosts_are_one_too_many(app):
     )
 
 
-def answer_after(question, status):
-    """The first answer that is another than `status`, of a few thousand."""
-    answers = (question() for _ in range(5000))
-    return next((answer for answer in answers if answer != status), status)
-
-
-HALF = 50_000  # bytes of a body of 60,000
-
-
-@pytest.mark.parametrize(
-    ("limits", "n_held"), [({"max_requests": 3}, 3), ({"max_in_flight": 2 * HALF + 10}, 2)]
-)
-def test_limits_on_what_is_under_way(limits, n_held):
-    # Those who are held never run out of time: the server must see all of them sooner or later.
-    with RunningApp(Limits(body_seconds=600, **limits)) as app:
-        address = urlsplit(app.url)
-
-        def other():
-            return ask(app, "POST", "/api/images", b"more bytes than there is room")[0]
-
-        with contextlib.ExitStack() as stack:
-            for _ in range(n_held):
-                stack.enter_context(
-                    socket.create_connection((address.hostname, address.port))
-                ).sendall(head_of("/api/images", "Content-Length: 60000") + bytes(HALF))
-            assert answer_after(other, 422) == 429
-        assert answer_after(other, 429) == 422  # they are gone before long
-        assert told(app, "POST", "/api/samples/camera")
-
-
-def test_a_request_that_stops_half_way_is_answered():
-    half = head_of("/api/images", "Content-Length: 60000") + bytes(HALF)
-    with RunningApp(Limits(max_requests=1, body_seconds=0.2)) as app:
-        assert spoken(app, half).startswith(b"HTTP/1.1 408")
-        assert told(app, "POST", "/api/samples/camera")  # there is room again
-
-
-def test_results_that_nobody_reads_are_limited():
-    with RunningApp(Limits(max_waiting=2)) as app:
-        keys = [opened(app) for _ in range(3)]
-        with contextlib.ExitStack() as stack:
-            for key, _, scribbles in keys[:2]:
-                connection = stack.enter_context(connect(app))
-                body = packed(scribbles, max_iter=500, tol=0.0, spatial=40.0)
-                connection.request("POST", f"/api/images/{key}/refine", body, OWN)
-                stack.enter_context(connection.getresponse())
-            key, _, scribbles = keys[2]
-            text = sentence(app, 429, "POST", f"/api/images/{key}/refine", packed(scribbles))
-            assert "waiting" in text
-        request = ("POST", f"/api/images/{key}/refine", packed(scribbles))
-        assert answer_after(lambda: ask(app, *request)[0], 429) == 200
-
-
 def test_uploads_that_unpack_to_more_than_the_image(app):
     key, image, _ = opened(app)
-    stream = io.BytesIO()
-    np.savez_compressed(stream, probs=np.zeros((500, 390, 32), np.float32))
-    text = sentence(
-        app, 422, "POST", f"/api/images/{key}/initial?kind=probabilities", stream.getvalue()
-    )
-    assert str(image.shape[0] * image.shape[1]) in text.replace(",", "")
-    stream = io.BytesIO()
-    np.savez_compressed(stream, probs=np.zeros((*image.shape[:2], 40), np.float32))
-    assert "32" in sentence(
-        app, 422, "POST", f"/api/images/{key}/initial?kind=probabilities", stream.getvalue()
-    )
+    path = f"/api/images/{key}/initial?kind=probabilities"
+    for shape, words in (((500, 390, 32), "it has more pixels"), ((*image.shape[:2], 40), "32")):
+        stream = io.BytesIO()
+        np.savez_compressed(stream, probs=np.zeros(shape, np.float32))
+        assert words in sentence(app, 422, "POST", path, stream.getvalue())
 
 
-def test_ids_that_do_not_fit_into_a_byte(app, tmp_path, monkeypatch):
+def test_ids_that_do_not_fit_into_a_byte(app, mask_of_script):
     key, image, scribbles = opened(app)
     values = np.where(np.arange(image.shape[1])[None] < 50, 300, 5000)
     values = np.broadcast_to(values, image.shape[:2]).astype(np.int64)
     for ids in ((300, 5000), (-1, 3), (2, 70000)):
         labels = np.where(values == 300, ids[0], ids[1])
         path = f"/api/images/{key}/initial?kind=labels&name=map.npy"
-        answer = told(app, "POST", path, as_npy(labels))
+        answer = told(app, "POST", path, npy(labels))
         assert answer["names"] == [str(i) for i in ids]
         refined(app, key, scribbles, source="initial", max_iter=2)
         mask = picture(app, key, "mask.png")
         fits = ids[0] >= 0 and ids[1] < 2**16
         assert set(np.unique(mask)) == (set(ids) if fits else {0, 1})
-        files = {"map.npy": as_npy(labels), "scribbles.png": as_png(scribbles)}
-        files["photo.png"] = as_png(image)
-        assert np.array_equal(mask_of_script(app, key, tmp_path, monkeypatch, **files), mask)
+        files = {"map.npy": npy(labels), "scribbles.png": as_png(scribbles)}
+        assert np.array_equal(mask_of_script(key, image, **files), mask)
     huge = np.where(values == 300, 0, 2**63 + 5).astype(np.uint64)
     path = f"/api/images/{key}/initial?kind=labels"
-    assert "below 2**63" in sentence(app, 422, "POST", path, as_npy(huge))
+    assert "below 2**63" in sentence(app, 422, "POST", path, npy(huge))
+
+
+def test_one_row_of_probabilities_is_no_batch(app):
+    key, _, scribbles = opened(app)
+    path = f"/api/images/{key}/initial?kind=probabilities&name=p.npy"
+    assert told(app, "POST", path, npy(np.array([[[0.3, 0.7]]])))["n_labels"] == 2
+    _, planes, _ = refined(app, key, np.full_like(scribbles, 255), source="initial", max_iter=1)
+    assert (planes[0] == 1).all()
+
+
+def test_a_lossy_label_map_is_refused(app):
+    key, image, _ = opened(app)
+    stream = io.BytesIO()
+    Image.fromarray(np.zeros(image.shape[:2], np.uint8)).save(stream, "JPEG")
+    path = f"/api/images/{key}/initial?kind=labels&name=map.jpg"
+    assert "lossless" in sentence(app, 422, "POST", path, stream.getvalue())
 
 
 def test_old_models_make_room(tmp_path):
@@ -574,9 +598,8 @@ def test_old_models_make_room(tmp_path):
         keys = [told(app, "POST", "/api/models", data)["id"] for _ in range(3)]
         key, _, scribbles = opened(app)
         path = f"/api/images/{key}/refine"
-        assert "model is not open" in sentence(
-            app, 404, "POST", path, packed(scribbles, model=keys[0])
-        )
+        body = packed(scribbles, model=keys[0])
+        assert "model is not open" in sentence(app, 404, "POST", path, body)
         refined(app, key, scribbles, model=keys[2])
 
 
@@ -598,8 +621,7 @@ def test_every_name_of_this_machine(app, host):
     ({"host": "::"}, "loopback"), ({"port": -1}, "port"), ({"port": 70000}, "port"),
 ])
 def test_only_this_machine(arguments, words):
-    with pytest.raises(InputError, match=words):
-        serve(**{"port": 0, **arguments})
+    assert words in refusal(serve, **{"port": 0, **arguments})
 
 
 def test_a_port_in_use(app, capsys):

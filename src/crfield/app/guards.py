@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from crfield.app.limits import Limits
+from crfield.app.connections import Connections
 
 HEADER = b"x-crfield"
 _READING = ("GET", "HEAD")
@@ -41,46 +41,53 @@ def refusal(status: int, sentence: str) -> Response:
 class Guard:
     """Lets only pages of this server through, with bodies that the limits allow.
 
-    The bodies of all requests that are being answered may take `max_in_flight` bytes together;
-    `stop` ends the work that is under way.
+    The bodies of all requests that are being answered may take `max_in_flight` bytes together.
+    Where there is no room for another request, one that waits for its client gives way. `stop`
+    ends the work that is under way.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, stop: Callable[[], None]) -> None:
-        self._app, self._limits, self.stop = app, limits, stop
+    def __init__(self, app: ASGIApp, connections: Connections, stop: Callable[[], None]) -> None:
+        self._app, self.connections, self.stop = app, connections, stop
+        self._limits = connections.limits
         self._n_requests = self._n_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # the server has no other protocol
             return
 
+        client = scope.get("client")
+
         async def guarded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", []), *_RAW_SECURITY_HEADERS]
+            else:
+                self.connections.before_answer(len(message.get("body", b"")), client)
             await send(message)
 
         most = self._limits.max_body(scope["path"])
         answer = _refused(scope, most)
-        if answer is None and self._n_requests >= self._limits.max_requests:
+        is_full = self._n_requests >= self._limits.max_requests
+        if answer is None and is_full and not self.connections.make_room(client):
             answer = refusal(429, "too many requests at once; try again in a moment.")
         if answer is not None:
             await answer(scope, receive, guarded_send)
             return
+        # The page asks for whole files, and a long list of ranges takes long to sort.
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"range"]
         taken = 0
-        timeout: float | None = self._limits.body_seconds
 
         async def counted() -> Message:
-            nonlocal taken, timeout
-            message = await asyncio.wait_for(receive(), timeout)
+            nonlocal taken
+            message = await receive()
             if message["type"] == "http.request":
                 n_bytes = len(message.get("body", b""))
                 taken += n_bytes
                 self._n_bytes += n_bytes
                 if taken > most:
                     raise HTTPException(413)
-                if self._n_bytes > self._limits.max_in_flight:
+                is_full = self._n_bytes > self._limits.max_in_flight
+                if is_full and not self.connections.make_room(client):
                     raise HTTPException(429)
-                if not message.get("more_body", False):
-                    timeout = None  # only the end of the connection follows, at any time
             return message
 
         self._n_requests += 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib import resources
-from typing import Any
 
 from PIL import Image
 from starlette.applications import Starlette
@@ -26,8 +26,9 @@ from crfield.app.answers import (
     labels_picture,
     png,
 )
+from crfield.app.connections import Connections
 from crfield.app.guards import Guard, refusal
-from crfield.app.limits import MAX_PAINTED_LABELS, Limits
+from crfield.app.limits import MAX_PAINTED_LABELS
 from crfield.app.opening import (
     decode_image,
     decode_initial,
@@ -36,7 +37,7 @@ from crfield.app.opening import (
     split_request,
     upload_name,
 )
-from crfield.app.refining import StepCallback, refine_image
+from crfield.app.refining import LARGE, StepCallback, refine_image
 from crfield.app.settings import ALGORITHMS, Settings
 from crfield.app.snippet import snippet
 from crfield.app.workspace import OpenImage, Refinement, UnknownError, Workspace
@@ -47,12 +48,11 @@ from crfield.show.pictures import label_palette, overlay, show
 _STATIC = resources.files("crfield.app") / "static"
 
 
-def create_app(limits: Limits | None = None) -> Any:
+def create_app(connections: Connections) -> Guard:
     """The whole application, guard included, as an ASGI callable."""
-    limits = Limits() if limits is None else limits
-    routes = Routes(Workspace(limits))
+    routes = Routes(Workspace(connections.limits))
     app = Starlette(routes=routes.table(), exception_handlers=ERROR_HANDLERS)
-    return Guard(app, limits, routes.stop)
+    return Guard(app, connections, routes.stop)
 
 
 class Routes:
@@ -64,6 +64,7 @@ class Routes:
         # Inference has threads of its own: one run at a time is fastest.
         self._inference = ThreadPoolExecutor(1, "crfield-inference")
         self._jobs: set[Job] = set()
+        self._pictures: dict[tuple[int, str], asyncio.Future[bytes]] = {}  # being made
         self._kept = KeptFilters()  # of the image that was refined last
         self._decoding = asyncio.Semaphore(1)  # files may unpack to much more than they are
 
@@ -104,6 +105,7 @@ class Routes:
             "algorithms": ALGORITHMS,
             "max_labels": MAX_PAINTED_LABELS,
             "max_pixels": self.limits.max_pixels,
+            "max_live_pixels": LARGE,
             "max_bytes": self.limits.max_bytes,
             "max_iter": self.limits.max_iter,
             "palette": label_palette(MAX_PAINTED_LABELS).tolist(),
@@ -124,13 +126,13 @@ class Routes:
     async def picture(self, request: Request) -> Response:
         """The image as the page shows it."""
         image = self._image(request)
-        return await in_thread(lambda: png(show(image.pixels)))
+        return await self._png(image.pixels, "picture", lambda: show(image.pixels))
 
     async def upload_initial(self, request: Request) -> Response:
         """Take a label map or probabilities to start from."""
         image = self._image(request)
         kind = as_choice(
-            request.query_params.get("kind"), "kind", ("labels", "probabilities")
+            request.query_params.get("kind"), "kind", ("labels", "probabilities", "logits")
         )
         data = await request.body()
         name = upload_name(request, f"{kind}.npy")
@@ -139,7 +141,10 @@ class Routes:
         image.initial = initial
         self.workspace.trim()
         names = [str(value) for value in initial.segmentation.ids.tolist()]
-        return JSONResponse({"kind": kind, "n_labels": len(names), "names": names})
+        return JSONResponse({
+            "kind": initial.kind, "n_labels": len(names), "names": names,
+            "defaults": asdict(Settings.of_segmentation(initial.segmentation.kind, image.grid)),
+        })
 
     async def drop_initial(self, request: Request) -> Response:
         """Go back to scribbles."""
@@ -187,12 +192,12 @@ class Routes:
     async def mask(self, request: Request) -> Response:
         """The labels of the last refinement, as a palette picture of their ids."""
         done = self._refinement(request)
-        return await in_thread(lambda: png(labels_picture(done)))
+        return await self._png(done, "mask", lambda: labels_picture(done))
 
     async def overlay(self, request: Request) -> Response:
         """The image under the last refinement's colors."""
         image, done = self._image(request), self._refinement(request)
-        return await in_thread(lambda: png(overlay(show(image.pixels), done.labels)))
+        return await self._png(done, "overlay", lambda: overlay(show(image.pixels), done.labels))
 
     async def scribbles(self, request: Request) -> Response:
         """What was painted, or an example to begin with; 255 where nothing is."""
@@ -200,12 +205,22 @@ class Routes:
         painted = image.example if image.refinement is None else image.refinement.scribbles
         if painted is None:
             raise UnknownError("nothing is painted yet; paint first.")
-        return await in_thread(lambda: png(Image.fromarray(painted)))
+        return await self._png(painted, "scribbles", lambda: Image.fromarray(painted))
 
     async def snippet(self, request: Request) -> Response:
         """The script that does the same."""
         text = snippet(self._image(request), self._refinement(request))
         return Response(text, media_type="text/x-python")
+
+    async def _png(self, origin: object, name: str, draw: Callable[[], Image.Image]) -> Response:
+        """A picture of `origin`. All who ask for it while it is being made get the same one, or a
+        few dozen requests for a large one would keep everybody else waiting.
+        """
+        key = (id(origin), name)  # `draw` keeps it alive
+        if key not in self._pictures:
+            self._pictures[key] = asyncio.ensure_future(in_thread(lambda: png(draw())))
+            self._pictures[key].add_done_callback(lambda _: self._pictures.pop(key))
+        return Response(await asyncio.shield(self._pictures[key]), media_type="image/png")
 
     def _opened(self, image: OpenImage) -> Response:
         height, width = image.grid
@@ -213,6 +228,7 @@ class Routes:
             "id": self.workspace.open(image), "width": width, "height": height,
             "name": image.name, "names": image.label_names or None,
             "scribbles": image.example is not None,
+            "defaults": asdict(Settings.of_image(image.grid)),
         })
 
     def _image(self, request: Request) -> OpenImage:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
+from crfield._core.optional import missing
 from crfield._core.validate import InputError, as_count, shown
 from crfield.app.limits import Limits
 
 _STOP_SECONDS = 30.0
+# Connections that the system keeps until they are taken; of more than that, some try again only
+# after a second.
+_BACKLOG = 4096
 
 
 def serve(
@@ -57,25 +63,52 @@ def _server(limits: Limits | None) -> Any:
     try:
         import uvicorn
 
+        from crfield.app.connections import Connection, Connections
+        from crfield.app.log_lines import few_lines
         from crfield.app.routes import create_app
-    except ImportError as error:
-        raise InputError(
-            f"the playground needs the package {error.name}; "
-            'install it with pip install "crfield[app]".'
-        ) from None
-    app = create_app(limits)
+    except ImportError:
+        raise InputError(missing("the playground needs", "starlette", "uvicorn")) from None
+    connections = Connections(limits)
+    app = create_app(connections)
 
     class Server(uvicorn.Server):
-        """Does not wait for refinements when it is asked to stop."""
+        """Drops clients that are late; does not wait for any when it is asked to stop."""
+
+        async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+            with few_lines(time.monotonic) as self.lines:
+                await super().serve(sockets)
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            asyncio.get_running_loop().set_exception_handler(self.handle_fault)
+            await super().startup(sockets)
+            for listener in sockets or []:
+                listener.listen(_BACKLOG)
+
+        def handle_fault(self, loop: asyncio.AbstractEventLoop, fault: dict[str, Any]) -> None:
+            if "accept" in fault["message"]:  # there are no descriptors left
+                connections.drop_slowest()
+            loop.default_exception_handler(fault)
+
+        async def on_tick(self, counter: int) -> bool:
+            connections.drop_late()
+            self.lines.summarize()
+            return await super().on_tick(counter)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            for server in self.servers:
+                server.close()
             app.stop()
+            connections.drop_all()
+            await asyncio.sleep(0)  # until they are gone
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=2, ws="none", h11_max_incomplete_event_size=64 * 2**10,
-        lifespan="off",
+        app, http=Connection, loop="asyncio", ws="none", lifespan="off", proxy_headers=False,
+        log_level="warning", access_log=False, server_header=False,
+        timeout_graceful_shutdown=2, h11_max_incomplete_event_size=64 * 2**10,
+        # This many are taken at once: fewer than there is room for, so that none has to go before
+        # it could ask.
+        backlog=max(1, connections.most // 4),
     )
     return Server(config)
 
@@ -99,7 +132,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((str(address), number))
-        listener.listen(128)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         reason = (error.strerror or str(error)).lower()
