@@ -73,10 +73,11 @@ sanitize: install
 	CRFIELD_RANDOM_MODELS=25 CRFIELD_EXAMPLES=5 $(PYTEST) -p no:cacheprovider \
 	    $(NATIVE_ROOMS)
 
-# Random and hostile input to the public entry points; other seeds are other cases.
+# Random and hostile input to the public entry points: for SECONDS, or so many CASES, which are the same
+# on every machine; other seeds are other cases.
 fuzz: install
 	$(BIN)/python -m pip install -q -c constraints.txt --group test
-	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz.run $(if $(CASES),--cases $(CASES),--seconds $(SECONDS)) --seed $(SEED)
 
 # The same for the compiled core, under AddressSanitizer and UndefinedBehaviorSanitizer: SECONDS for each
 # group of functions. `CXX=clang++ make native-fuzz` lets libFuzzer choose the input.

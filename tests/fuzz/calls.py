@@ -1,7 +1,5 @@
 """Random calls of the public entry points, and what a right answer to each looks like."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,18 +31,28 @@ class Call:
 
 
 def require(condition: Any, words: str) -> None:
-    """Complain unless the condition holds."""
     if not condition:
         raise Wrong(words)
+
+
+def has_form(message: str) -> bool:
+    """Whether a refusal is one sentence that ends in a remedy."""
+    return "\n" not in message and len(message) <= 500 and "; " in message and message[-1] == "."
+
+
+def check_sums(probabilities: Any, axes: Any = -1, what: str = "marginals") -> None:
+    p = np.asarray(probabilities)
+    require(np.isfinite(p).all() and (p >= -1e-6).all(), f"{what} that are no probabilities")
+    off = float(np.abs(p.sum(axes, dtype=np.float64) - 1).max(initial=0.0))
+    require(off <= 1e-4, f"{what} whose sums are off by {off:g}")
 
 
 def check_marginals(result: InferenceResult, grid: tuple[int, ...], n_labels: int) -> None:
     """Probabilities of the right shape, finite free energies, labels among the ids."""
     q = result.marginals
     require(q.shape == (*grid, n_labels), f"marginals of a wrong shape: {q.shape}")
-    require(np.isfinite(q).all() and (q >= 0).all(), "marginals that are no probabilities")
-    off = float(np.abs(q.sum(-1, dtype=np.float64) - 1.0).max(initial=0.0))
-    require(off <= 1e-4, f"marginals whose sums are off: {off:g}")
+    require((q >= 0).all(), "marginals that are no probabilities")
+    check_sums(q)
     energies = result.free_energies
     require(len(energies) == result.n_iter + 1, "as many free energies as iterations and one")
     require(np.isfinite(energies).all(), f"free energies that are not finite: {energies}")
@@ -56,7 +64,9 @@ def check_descent(result: InferenceResult, unary: Any) -> None:
     q = result.marginals
     n, n_labels = q.size // q.shape[-1], q.shape[-1]
     # The free energy is computed for costs whose smallest is 0, then moved: that rounds as well.
-    moved = float(np.abs(np.asarray(unary, np.float64)).max(initial=0.0)) * n
+    costs = np.asarray(unary, np.float64)
+    # Outside of a mask they may be anything.
+    moved = float(np.abs(costs).max(initial=0.0, where=np.isfinite(costs))) * n
     energies = result.free_energies
     scale = np.abs(energies[:-1]) + moved + n * math.log(max(n_labels, 2))
     rise = np.diff(energies) / scale
@@ -65,7 +75,6 @@ def check_descent(result: InferenceResult, unary: Any) -> None:
 
 
 def make_infer(maker: Maker) -> Call:
-    """DenseCRF(...).infer(...)"""
     grid, n, n_labels = _sizes(maker)
     data, model = _data_and_model(maker, grid, n_labels)
     first = maker.chance(0.15)
@@ -104,7 +113,6 @@ def make_infer(maker: Maker) -> Call:
 
 
 def make_energy(maker: Maker) -> Call:
-    """DenseCRF(...).energy(...)"""
     grid, _, n_labels = _sizes(maker)
     data, model = _data_and_model(maker, grid, n_labels)
     labels = maker.formed(maker.rng.integers(0, n_labels + maker.odd(0.2), grid))
@@ -118,7 +126,6 @@ def make_energy(maker: Maker) -> Call:
 
 
 def make_refine(maker: Maker) -> Call:
-    """crfield.refine(...)"""
     grid, _, n_labels = _sizes(maker)
     options: dict[str, Any] = {
         "algorithm": maker.pick(ALGORITHMS[:3]), "max_iter": maker.count(0, 4),
@@ -140,10 +147,14 @@ def make_refine(maker: Maker) -> Call:
     if maker.odd(0.2):
         given = maker.array(given.shape)
 
-    def check(result: InferenceResult) -> None:
-        # How many labels depends on which of them occur and on the form of what was given.
-        shape = result.marginals.shape
-        check_marginals(result, grid if np.shape(given) == grid else shape[:-1], shape[-1])
+    def check(result: InferenceResult | list[InferenceResult]) -> None:
+        # How many labels depends on which of them occur and on the form of what was given; a volume
+        # of bytes may be several images, and its last axis that of the colors.
+        for each in result if isinstance(result, list) else [result]:
+            *found, n_found = each.marginals.shape
+            covered = (grid[1:],) if isinstance(result, list) else (grid, grid[:-1])
+            check_marginals(each, tuple(found), n_found)
+            require(tuple(found) in covered, f"marginals of a wrong shape: {each.marginals.shape}")
 
     return Call(
         lambda: crfield.refine(image, given, **options), check,
@@ -176,9 +187,7 @@ def make_unary(maker: Maker) -> Call:
         arguments = {"logits": maker.array(shape)}
     else:
         dim = maker.count(1, 5)
-        arguments = {
-            "features": maker.array((*grid, dim)), "weights": maker.array((n_labels, dim)),
-        }
+        arguments = {"features": maker.array((*grid, dim)), "weights": maker.array((n_labels, dim))}
     function = getattr(crfield, f"unary_from_{kind}")
 
     def check(costs: Any) -> None:
@@ -268,9 +277,7 @@ def _data_and_model(
         mask = maker.rng.random(grid) < 0.5
         mask.flat[0] = True
         data["mask"] = maker.formed(mask)
-    terms = [
-        maker.term(n_labels, dim, channels, feature_dims) for _ in range(maker.count(0, 3))
-    ]
+    terms = [maker.term(n_labels, dim, channels, feature_dims) for _ in range(maker.count(0, 3))]
     recalibration = None
     if maker.chance(0.1):
         recalibration = maker.rng.normal(size=(n_labels, n_labels + 1))

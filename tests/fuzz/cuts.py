@@ -1,7 +1,5 @@
 """Random calls of `crfield.graphcut` and `crfield.patterns`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,11 +1,10 @@
 """Every kind of file that crfield reads: whole, damaged, and written by someone who means harm."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -39,24 +38,40 @@ def content_of(suffix: str, write: Callable[[Path], Any]) -> bytes:
 
 
 def read_call(
-    content: bytes, suffix: str, read: Reader, check: Callable[[Any], None], kind: str
+    content: bytes, suffix: str, read: Reader, check: Callable[[Any], None], kind: str,
+    instead: int | None = None,
 ) -> Call:
-    """A call that reads a file with this content."""
+    """A call that reads a file with this content, or `no_file` of the seed `instead`."""
 
     def run() -> Any:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"file{suffix}"
             path.write_bytes(content)
+            if instead is not None:
+                no_file(Maker([instead]), path)
             return read(path)
 
     digest = hashlib.sha256(content).hexdigest()
     return Call(run, check, {"kind": kind, "bytes": digest, "length": len(content)})
 
 
+def no_file(maker: Maker, path: Path) -> None:
+    """Put a pipe, a device, a folder, or a file without end in the place of a file."""
+    path.unlink()
+    kind = maker.pick(["pipe", "device", "folder", "hole"])
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to(maker.pick(["/dev/zero", "/dev/null", "/proc/self/status"]))
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.touch()
+        os.truncate(path, maker.pick([2**29, 2**33, 2**41]))
+
+
 def make_load(maker: Maker) -> Call:
-    """DenseCRF.load and PatternCRF.load."""
-    gentle = Maker([int(maker.rng.integers(2**31))])
-    gentle.hostile = False
+    gentle = Maker([int(maker.rng.integers(2**31))], hostile=False)
     n_labels = gentle.count(1, 5)
     terms = [gentle.term(n_labels, 2, 3, {"f": 2}) for _ in range(gentle.count(0, 2))]
     dense = content_of("", DenseCRF(n_labels, terms).save)
@@ -115,7 +130,6 @@ def pattern_files() -> tuple[bytes, bytes, bytes]:
 
 
 def pattern_model() -> PatternCRF:
-    """A model of 2 x 3 pixels."""
     weights = np.linspace(-1, 1, 12).reshape(6, 2)
     return PatternCRF(Patterns(weights, np.zeros(2)), grid=(2, 3))
 
@@ -189,7 +203,8 @@ def make_image(maker: Maker) -> Call:
         require(array.dtype.kind in "uif", f"an array of {array.dtype}")
         require(array.size <= 600 * MAX_PIXELS, f"an array of shape {array.shape}")
 
-    return read_call(content, suffix, read, check, f"{reader.__name__} {suffix}")
+    instead = maker.count(0, 2**31) if maker.hostile and maker.chance(0.05) else None
+    return read_call(content, suffix, read, check, f"{reader.__name__} {suffix}", instead)
 
 
 def write_values(path: Path, values: Any) -> None:
@@ -213,7 +228,6 @@ def write_values(path: Path, values: Any) -> None:
 
 
 def make_uai(maker: Maker) -> Call:
-    """read_uai and read_evidence."""
     rng = maker.rng
     if maker.chance(0.4):
         words = [str(n) for n in maker.pick([[2, 0, 1, 3, 0], [1, 2, 0, 1, 3, 0], [0]])]
@@ -260,9 +274,10 @@ def make_folder(maker: Maker) -> Call:
             (root / "classes.txt").write_text("sky\ngrass\ncow\n")
             (root / "dataset.json").write_text(json.dumps(description))
             if maker.hostile:
-                own = Maker([seed])  # the same damage every time
-                own.hostile = True
-                if hit == "dataset.json" and own.chance(0.7):
+                own = Maker([seed], hostile=True)  # the same damage every time
+                if own.chance(0.1):
+                    no_file(own, root / hit)
+                elif hit == "dataset.json" and own.chance(0.7):
                     (root / hit).write_text(falsified_text(own, (root / hit).read_text()))
                 else:
                     (root / hit).write_bytes(damaged(own, (root / hit).read_bytes(), b"\0" * 99))

@@ -1,15 +1,13 @@
 """Random calls of `crfield.graphs`: factor graphs, chains, poses, rays and distances."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
 from crfield import graphs
 from crfield.graphs.settings import SCHEDULES
-from tests.fuzz.calls import Call, require
-from tests.fuzz.spoil import call, check_sums, spoiled
+from tests.fuzz.calls import Call, check_sums, require
+from tests.fuzz.spoil import call, spoiled
 from tests.fuzz.values import Maker
 
 

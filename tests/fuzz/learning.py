@@ -1,7 +1,5 @@
 """Random calls of learning, losses, metrics, pictures, data sets and the pydensecrf shim."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,15 +15,13 @@ from crfield.learning import learn
 from crfield.learning.learner import LOSSES
 from crfield.patterns.variability import variability
 from crfield.show import pictures
-from tests.fuzz.calls import Call, require
-from tests.fuzz.spoil import call, check_sums, spoiled
+from tests.fuzz.calls import Call, check_sums, require
+from tests.fuzz.spoil import call, spoiled
 from tests.fuzz.values import Maker
 
 
 @dataclass(frozen=True)
 class Example:
-    """What learning looks at."""
-
     image: Any
     unary: Any
     truth: Any
@@ -41,13 +37,11 @@ def make_learn(maker: Maker) -> Call:
     })
     other = Example(rng.uniform(0, 255, (*grid, 3)), rng.uniform(0, 3, (*grid, labels)),
                     rng.integers(0, labels, grid))
-    gentle = Maker([maker.count(0, 10**6)])
-    gentle.hostile = False
+    gentle = Maker([maker.count(0, 10**6)], hostile=False)
     terms = [Pairwise(gentle.kernel(2, 3, {}), gentle.compatibility(labels), 1.0)
              for _ in range(maker.count(0, 2))]
-    for term in terms:
-        if term.kernel.shape != "gaussian":
-            terms = []
+    if any(term.kernel.shape != "gaussian" for term in terms):
+        terms = []
     options = spoiled(maker, {
         "loss": maker.pick(list(LOSSES)), "optimizer": maker.pick(["cg", "gd", "adam", "sgd"]),
         "learn": ["unary", "compatibility", "kernel"][:maker.count(1, 3)], "max_iter": 1,
@@ -138,7 +132,6 @@ def make_dataset(maker: Maker) -> Call:
 
 
 def make_shim(maker: Maker) -> Call:
-    """The interface of pydensecrf."""
     rng = maker.rng
     width, height, labels = maker.count(1, 6), maker.count(1, 6), maker.count(1, 4)
     soft = rng.dirichlet(np.ones(labels), (width * height,)).T.astype(np.float32)

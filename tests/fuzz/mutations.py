@@ -1,15 +1,12 @@
 """Files damaged or falsified: bytes changed, cut, doubled, moved; headers with absurd numbers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 from tests.fuzz.values import Maker
 
-WHOLE = "whole"
-KINDS = ("flip", "flip", "bytes", "cut", "more", "double", "drop", "zero", "splice", "number",
-         "number", "text")
+KINDS = ("flip", "flip", "bytes", "cut", "empty", "more", "double", "drop", "zero", "splice",
+         "number", "number", "text")
 NUMBERS = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
 WORDS = (b"-1", b"99999999999", b"1e400", b"nan", b"inf", b"0", b"", b"1_0", b"\xff", b"\0",
          b"-9223372036854775808", b"0.5", b"x" * 300)
@@ -43,6 +40,8 @@ def damage(maker: Maker, content: bytes, other: bytes) -> bytes:
             data[maker.count(0, reach)] = maker.count(0, 255)
     elif kind == "cut":
         del data[first:]
+    elif kind == "empty":
+        data.clear()
     elif kind == "more":
         data += maker.rng.bytes(maker.count(1, 40))
     elif kind == "double":
@@ -86,7 +85,6 @@ def falsify(maker: Maker, document: Any) -> None:
 
 
 def falsified_text(maker: Maker, text: str) -> str:
-    """The same for a JSON text."""
     document = json.loads(text)
     falsify(maker, document)
     return json.dumps(document)

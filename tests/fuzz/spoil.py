@@ -1,7 +1,5 @@
 """Right arguments made wrong, one or two at a time, and results looked at for what cannot be."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,8 +22,6 @@ ANYTHING: tuple[Any, ...] = (
     None, 0, -1, 3.5, "x", b"x", [], {}, (), object(), np.zeros(3), float("nan"), {"a": 1}, int,
     [None], [[1], [1, 2]], range(3),
 )
-
-
 HOW_OFTEN = ("max_iter", "n", "n_blocks", "n_epochs", "n_iter", "n_passes",
              "n_resamples", "n_restarts", "n_samples", "n_steps", "niter")
 MOST_OFTEN = 1000
@@ -143,11 +139,3 @@ def check_numbers(result: Any, path: str = "result") -> None:
         for field in dataclasses.fields(result):
             if not field.name.startswith("_"):
                 check_numbers(getattr(result, field.name), f"{path}.{field.name}")
-
-
-def check_sums(probabilities: Any, axes: Any = -1, what: str = "marginals") -> None:
-    """Probabilities that sum to 1."""
-    p = np.asarray(probabilities)
-    require(np.isfinite(p).all() and (p >= -1e-6).all(), f"{what} that are no probabilities")
-    off = float(np.abs(p.sum(axes, dtype=np.float64) - 1).max(initial=0.0))
-    require(off <= 1e-4, f"{what} whose sums are off by {off:g}")

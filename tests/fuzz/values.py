@@ -4,8 +4,6 @@
 true with probability p in a hostile one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -38,11 +36,12 @@ WHOLE_TYPES = ("u1", "u1", "i8", "i4", "u2", "i1", ">i2", "u8", "bool")
 
 
 class Maker:
-    """Random values from one seed."""
+    """Random values from one seed, wrong ones among them if hostile; None leaves that to chance."""
 
-    def __init__(self, seed: Sequence[int]) -> None:
+    def __init__(self, seed: Sequence[int], hostile: bool | None = None) -> None:
         self.rng = np.random.default_rng(list(seed))
-        self.hostile = bool(self.rng.random() < 0.45)
+        drawn = bool(self.rng.random() < 0.45)
+        self.hostile = drawn if hostile is None else hostile
 
     def odd(self, probability: float) -> bool:
         """Whether to do something wrong here."""
@@ -53,11 +52,9 @@ class Maker:
         return bool(self.rng.random() < probability)
 
     def pick(self, choices: Sequence[Choice]) -> Choice:
-        """One of them."""
         return choices[int(self.rng.integers(len(choices)))]
 
     def count(self, low: int, high: int) -> int:
-        """A whole number from low to high."""
         return int(self.rng.integers(low, high + 1))
 
     def grid(self) -> tuple[int, ...]:
@@ -88,20 +85,14 @@ class Maker:
         kind = self.pick(
             ["even", "even", "normal", "zero", "same", "whole", "wide", "tiny", "large"]
         )
-        if kind == "even":
-            values = rng.uniform(0, 4, shape)
-        elif kind == "normal":
-            values = rng.normal(0, 3, shape)
-        elif kind in ("zero", "same"):
-            values = np.full(shape, 0.0 if kind == "zero" else rng.normal())
-        elif kind == "whole":
-            values = np.round(rng.uniform(-5, 5, shape))
-        elif kind == "wide":
-            values = rng.normal(size=shape) * 10.0 ** rng.uniform(-20, 4, shape)
-        elif kind == "tiny":
-            values = rng.uniform(0, 1e-40, shape)
-        else:
-            values = rng.uniform(-1, 1, shape) * 10.0 ** rng.uniform(2, 29)
+        values = {
+            "even": lambda: rng.uniform(0, 4, shape), "normal": lambda: rng.normal(0, 3, shape),
+            "zero": lambda: np.zeros(shape), "same": lambda: np.full(shape, rng.normal()),
+            "whole": lambda: np.round(rng.uniform(-5, 5, shape)),
+            "wide": lambda: rng.normal(size=shape) * 10.0 ** rng.uniform(-20, 4, shape),
+            "tiny": lambda: rng.uniform(0, 1e-40, shape),
+            "large": lambda: rng.uniform(-1, 1, shape) * 10.0 ** rng.uniform(2, 29),
+        }[kind]()
         if self.odd(0.2) and values.size:
             where = rng.integers(0, values.size, self.count(1, 3))
             values.flat[where] = self.pick(SPECIAL_FLOATS)
@@ -180,7 +171,6 @@ class Maker:
         return np.asarray(matrix)
 
     def word(self, choices: Sequence[str]) -> Any:
-        """One of the words that are known."""
         return self.pick(WRONG_WORDS) if self.odd(0.02) else self.pick(choices)
 
     def kernel(self, grid_dim: int, channels: int, features: dict[str, int]) -> Kernel:
