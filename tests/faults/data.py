@@ -1,55 +1,37 @@
 """Faults of files: checkpoints, models, images and data sets damaged or exchanged."""
 
-from __future__ import annotations
-
 import os
 import shutil
+import signal
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
+from crfield import DenseCRF, Pairwise, Spatial, Symmetric
 from crfield.cli import main
+from crfield.io.images import read_image, read_labels, read_probabilities, write_labels
 from tests.faults.kills import point
-from tests.faults.processes import at_call, run_child, told
+from tests.faults.processes import at_call, count_calls, run_child, told
 from tests.faults.world import (
     CHECKPOINT,
     Findings,
     World,
-    check_model,
     check_no_litter,
     check_told,
     fault,
     write_dataset,
 )
+from tests.fuzz import mutations
+from tests.fuzz.values import Maker
 
 Rng = np.random.Generator
 
 
 def damaged(content: bytes, rng: Rng, other: bytes = b"") -> bytes:
-    """Some bits turned over, cut, emptied, doubled, zeroed, lengthened or joined with another."""
-    data, n = bytearray(content), len(content)
-    first, second = sorted(int(place) for place in rng.integers(0, n, 2))
-    kind = rng.choice(["flip", "flip", "flip", "cut", "empty", "double", "drop", "zero", "more",
-                       "splice"])
-    if kind == "flip":
-        for place in rng.integers(0, n, int(rng.integers(1, 4))):
-            data[place] ^= 1 << int(rng.integers(8))
-    elif kind == "cut":
-        del data[first:]
-    elif kind == "empty":
-        data.clear()
-    elif kind == "double":
-        data[first:first] = data[first:second]
-    elif kind == "drop":
-        del data[first:second]
-    elif kind == "zero":
-        data[first:second] = bytes(second - first)
-    elif kind == "more":
-        data += rng.bytes(int(rng.integers(1, 400)))
-    else:
-        data[first:] = other[first:]
-    return bytes(data)
+    """The content with one to three things wrong."""
+    return mutations.damaged(Maker([int(rng.integers(2**31))], hostile=True), content, other)
 
 
 @cache
@@ -63,8 +45,8 @@ def other_data(world: World) -> Path:
 
 @fault("damaged checkpoint of learning", "the checkpoint of a run cut, emptied, with bits turned "
        "over, parts doubled or dropped, or taken from another data set; then `--resume`")
-def damaged_checkpoint_of_learning(world: World, rng: Rng, folder: Path) -> Findings:
-    found, model = Findings(), folder / "model"
+def damaged_checkpoint_of_learning(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    model = folder / "model"
     checkpoint = folder / f"model{CHECKPOINT}"
     foreign = (other_data(world) / f"model{CHECKPOINT}").read_bytes()
     content = foreign if rng.random() < 0.2 else damaged(world.checkpoint, rng, foreign)
@@ -75,15 +57,14 @@ def damaged_checkpoint_of_learning(world: World, rng: Rng, folder: Path) -> Find
         if checkpoint.read_bytes() != content:
             found.lost.append("a checkpoint that was refused changed")
         checkpoint.unlink()
-        check_told(found, run_child(lambda: main(world.learn(model))), (0,))
+        check_told(found, run_child(lambda: main(world.learn(model, "--overwrite"))), (0,))
     world.check_learned(found, model)
-    return found
 
 
 @fault("damaged checkpoint of patterns", "the checkpoint of `learn_patterns` damaged in the same "
        "ways; then the same call")
-def damaged_checkpoint_of_patterns(world: World, rng: Rng, folder: Path) -> Findings:
-    found, path = Findings(), folder / "checkpoint"
+def damaged_checkpoint_of_patterns(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    path = folder / "checkpoint"
     world.learn_shapes(path)
     content = damaged(path.read_bytes(), rng, world.start.read_bytes())
     path.write_bytes(content)
@@ -99,12 +80,11 @@ def damaged_checkpoint_of_patterns(world: World, rng: Rng, folder: Path) -> Find
         found.corrupted.append("a damaged checkpoint was gone on from")
     if ended.code == 2 and path.read_bytes() != content:
         found.lost.append("a checkpoint that was refused changed")
-    return found
 
 
 @fault("damaged model", "the file of a model damaged in the same ways; then `refine --model`")
-def damaged_model(world: World, rng: Rng, folder: Path) -> Findings:
-    found, path = Findings(), folder / "given.safetensors"
+def damaged_model(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    path = folder / "given.safetensors"
     path.write_bytes(damaged(world.learned, rng, world.start.read_bytes()))
     whole = folder / "whole.safetensors"
     whole.write_bytes(world.learned)
@@ -113,7 +93,8 @@ def damaged_model(world: World, rng: Rng, folder: Path) -> Findings:
     codes = []
     for model, result in zip((path, whole), results, strict=True):
         command = ["refine", str(world.photos / f"{name}.png"), "--labels",
-                   str(world.masks / f"{name}.png"), "--model", str(model), "-o", str(result)]
+                   str(world.masks / f"{name}.png"), "--model", str(model), "--scale", "1",
+                   "-o", str(result)]
         ended = run_child(lambda command=command: main(command))  # type: ignore[misc]
         check_told(found, ended, (0, 2))
         codes.append(ended.code)
@@ -121,13 +102,12 @@ def damaged_model(world: World, rng: Rng, folder: Path) -> Findings:
         found.corrupted.append("a damaged model was taken for a whole one")
     if codes[0] == 2 and results[0].exists():
         found.corrupted.append("labels of a model that was refused")
-    return found
 
 
 @fault("data changed between runs", "an image, a label map or unaries change after a run was "
        "killed; then `--resume`")
-def changed_between(world: World, rng: Rng, folder: Path) -> Findings:
-    found, model, data = Findings(), folder / "model", folder / "data"
+def changed_between(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    model, data = folder / "model", folder / "data"
     shutil.copytree(world.data, data)
     kill = at_call(point(world, "learn", rng), lambda: os._exit(3))
     run_child(lambda: main(world.learn(model, data=data)), kill)
@@ -141,14 +121,13 @@ def changed_between(world: World, rng: Rng, folder: Path) -> Findings:
     check_told(found, run_child(lambda: main(world.learn(fresh, data=data))), (0,))
     if ended.code == 0 and model.read_bytes() != fresh.read_bytes():
         found.corrupted.append(f"results of old and new {kind} were mixed")
-    return found
 
 
 @fault("data vanish or break during the run", "an image, a label map, unaries or the data set's "
        "folder is removed, cut or damaged at a random call within `crfield learn`; then restored, "
        "and `--resume`")
-def broken_meanwhile(world: World, rng: Rng, folder: Path) -> Findings:
-    found, model, data = Findings(), folder / "model", folder / "data"
+def broken_meanwhile(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    model, data = folder / "model", folder / "data"
     shutil.copytree(world.data, data)
     kind = str(rng.choice(["images", "labels", "unaries", "all"]))
     target = data if kind == "all" else sorted((data / kind).iterdir())[int(rng.integers(2))]
@@ -168,17 +147,14 @@ def broken_meanwhile(world: World, rng: Rng, folder: Path) -> Findings:
     when = int(rng.integers(1, 40_000)) if rng.random() < 0.7 else point(world, "learn", rng)
     ended = run_child(lambda: main(world.learn(model, data=data)), at_call(when, spoil))
     check_told(found, ended, (0, 2))
-    check_model(found, model)
     check_no_litter(found, folder)
     shutil.rmtree(data, ignore_errors=True)
     world.check_learned(found, model, may_restart=True)
-    return found
 
 
 @fault("damaged images in a folder", "an image or a label map of several is damaged, and all are "
        "refined")
-def damaged_image(world: World, rng: Rng, folder: Path) -> Findings:
-    found = Findings()
+def damaged_image(world: World, rng: Rng, folder: Path, found: Findings) -> None:
     photos, masks, results = (folder / name for name in ("photos", "masks", "results"))
     shutil.copytree(world.photos, photos)
     shutil.copytree(world.masks, masks)
@@ -188,8 +164,58 @@ def damaged_image(world: World, rng: Rng, folder: Path) -> Findings:
     check_told(found, run_child(lambda: main(command)), (0, 1))
     check_no_litter(found, results)
     for name, expected in world.refined.items():
-        if name.endswith("_refined.png") and not name.startswith(victim.stem):
+        if name.count("_") == 0 and not name.startswith(victim.stem):
             path = results / name
             if not path.exists() or path.read_bytes() != expected:
                 found.lost.append(f"{name}, whose files are whole, is not there")
-    return found
+
+
+@fault("a file cut short while it is read", "a model, a picture (raw or packed), a volume or an "
+       "array is cut at a random call of its reader")
+def cut_while_read(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    pixels = rng.integers(0, 255, (300, 400), dtype=np.uint8)
+    name = str(rng.choice(["model", "a.bmp", "a.ppm", "a.tif", "packed.tif", "a.npy", "a.nii"]))
+    path = folder / name
+    if name == "model":  # of more than a page of memory
+        DenseCRF(100, [Pairwise(Spatial(2), Symmetric(1 - np.eye(100)))]).save(path)
+    elif name == "a.npy":
+        np.save(path, np.full((300, 400, 2), 0.5))
+    elif name == "a.nii":
+        write_labels(path, pixels[None])
+    else:
+        options = {"compression": "tiff_lzw"} if name == "packed.tif" else {}
+        Image.fromarray(pixels).save(path, **options)
+    reader = {"model": DenseCRF.load, "a.npy": read_probabilities, "a.nii": read_labels}
+    read = reader.get(name, read_image)
+    size = int(rng.integers(0, path.stat().st_size // 2))
+    last = count_calls(lambda: read(path))
+    cut = at_call(int(rng.integers(1, last)), lambda: os.truncate(path, size))
+    check_told(found, run_child(lambda: told(lambda: int(read(path) is None)), cut), (0, 2))
+
+
+@fault("pipes and devices in the place of files", "an image, a label map, a model, a description "
+       "or a split is a pipe without a writer, or a link to /dev/zero")
+def no_regular_file(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    photos, masks = folder / "photos", folder / "masks"
+    data, model = folder / "data", folder / "given"
+    shutil.copytree(world.photos, photos)
+    shutil.copytree(world.masks, masks)
+    shutil.copytree(world.data, data)
+    model.write_bytes(world.learned)
+    name = sorted(photos.iterdir())[0].name
+    split = sorted(data.glob("*.txt"))[-1]
+    victims = (photos / name, masks / name, model, data / "dataset.json", split)
+    victim = victims[int(rng.integers(len(victims)))]
+    victim.unlink(missing_ok=True)
+    if rng.random() < 0.5:
+        os.mkfifo(victim)
+    else:
+        victim.symlink_to("/dev/zero")
+    command = ["refine", str(photos / name), "--labels", str(masks / name), "--model", str(model),
+               "-o", str(folder / "out.png")]
+    if data in victim.parents:
+        command = world.learn(folder / "model", data=data)
+    # Whoever waits for the pipe is ended, and found.
+    ended = run_child(lambda: main(command), lambda: signal.alarm(60))
+    check_told(found, ended, (0, 2) if victim == split else (2,))
+    check_no_litter(found, folder)

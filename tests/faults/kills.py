@@ -1,10 +1,8 @@
 """Faults that end a process: killed, terminated and interrupted runs, and half-written files."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,7 @@ from tests.faults.processes import (
     some_byte,
     told,
 )
-from tests.faults.world import (
-    Findings,
-    World,
-    check_model,
-    check_no_litter,
-    check_told,
-    fault,
-)
+from tests.faults.world import Findings, World, check_model, check_no_litter, check_told, fault
 
 Rng = np.random.Generator
 KILLED = -signal.SIGKILL
@@ -45,6 +36,7 @@ def calls_of(world: World, what: str) -> int:
     actions: dict[str, Callable[[], Any]] = {
         "learn": lambda: main(world.learn(folder / "model")),
         "refine": lambda: main(world.refine(folder)),
+        "jobs": lambda: main(world.refine(folder, "--jobs", "2")),
         "patterns": lambda: world.learn_shapes(folder / "checkpoint"),
         "save": lambda: world.model.save(folder / "model"),
         "labels": lambda: write_labels(folder / "labels.png", np.eye(20, dtype=np.uint8)),
@@ -57,98 +49,79 @@ def point(world: World, what: str, rng: Rng) -> int:
     files take their places.
     """
     total = calls_of(world, what)
-    late = what in ("save", "labels") and rng.random() < 0.6
+    late = what in ("save", "labels", "jobs") and rng.random() < 0.6
     return int(rng.integers(max(1, total - 120) if late else 1, total))
 
 
 @fault("killed while learning", "SIGKILL at a random call within `crfield learn`, up to three "
-       "times; then `--resume`")
-def killed_learning(world: World, rng: Rng, folder: Path) -> Findings:
-    found, model = Findings(seen="Killed"), folder / "model"
+       "times; then `--resume`", seen="Killed")
+def killed_learning(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    model = folder / "model"
     for _ in range(rng.integers(1, 4)):
         kill = at_call(point(world, "learn", rng), send(signal.SIGKILL))
         ended = run_child(lambda: main(world.learn(model, "--resume")), kill)
         check_told(found, ended, (0, KILLED))
         check_model(found, model)
     world.check_learned(found, model)
-    return found
 
 
 @fault("killed in compiled code", "a timer of the system ends `crfield learn` after a random "
-       "processor time; then `--resume`")
-def killed_by_timer(world: World, rng: Rng, folder: Path) -> Findings:
-    found, model = Findings(seen="Profiling timer expired"), folder / "model"
+       "processor time; then `--resume`", seen="Profiling timer expired")
+def killed_by_timer(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    model = folder / "model"
     kill = kill_after_cpu_time(float(rng.uniform(0.001, 0.25)))
     ended = run_child(lambda: main(world.learn(model)), kill)
     check_told(found, ended, (0, -signal.SIGPROF))
-    check_model(found, model)
     world.check_learned(found, model)
-    return found
 
 
-def _stopped(world: World, rng: Rng, folder: Path, number: int) -> Findings:
-    found, model = Findings(), folder / "model"
+def stopped_learning(number: int, world: World, rng: Rng, folder: Path, found: Findings) -> None:
     stop = at_call(point(world, "learn", rng), send(number))
-    ended = run_child(lambda: main(world.learn(model)), stop)
+    ended = run_child(lambda: main(world.learn(folder / "model")), stop)
     check_told(found, ended, (0, 130))
-    check_model(found, model)
     check_no_litter(found, folder)
-    world.check_learned(found, model)
-    return found
+    world.check_learned(found, folder / "model")
 
 
-@fault("interrupted while learning", "SIGINT (Ctrl-C) at a random call within `crfield learn`; "
-       "then `--resume`")
-def interrupted_learning(world: World, rng: Rng, folder: Path) -> Findings:
-    return _stopped(world, rng, folder, signal.SIGINT)
-
-
-@fault("terminated while learning", "SIGTERM at a random call within `crfield learn`; then "
-       "`--resume`")
-def terminated_learning(world: World, rng: Rng, folder: Path) -> Findings:
-    return _stopped(world, rng, folder, signal.SIGTERM)
+fault("interrupted while learning", "SIGINT (Ctrl-C) at a random call within `crfield learn`; "
+      "then `--resume`")(partial(stopped_learning, signal.SIGINT))
+fault("terminated while learning", "SIGTERM at a random call within `crfield learn`; then "
+      "`--resume`")(partial(stopped_learning, signal.SIGTERM))
 
 
 @fault("killed while learning patterns", "SIGKILL at a random call within `learn_patterns`; then "
-       "the same call")
-def killed_patterns(world: World, rng: Rng, folder: Path) -> Findings:
-    found, checkpoint = Findings(seen="Killed"), folder / "checkpoint"
+       "the same call", seen="Killed")
+def killed_patterns(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    checkpoint = folder / "checkpoint"
     for _ in range(rng.integers(1, 4)):
         kill = at_call(point(world, "patterns", rng), send(signal.SIGKILL))
         ended = run_child(lambda: world.learn_shapes(checkpoint) and 0, kill)
         check_told(found, ended, (0, KILLED))
     if world.learn_shapes(checkpoint) != world.pattern_bytes:
         found.lost.append("resumed learning of patterns ended elsewhere")
-    return found
 
 
 @fault("killed while refining a folder", "SIGKILL at a random call within `crfield refine` of "
-       "several images; then the same command")
-def killed_refining(world: World, rng: Rng, folder: Path) -> Findings:
-    found = Findings(seen="Killed")
+       "several images; then the same command", seen="Killed")
+def killed_refining(world: World, rng: Rng, folder: Path, found: Findings) -> None:
     kill = at_call(point(world, "refine", rng), send(signal.SIGKILL))
     check_told(found, run_child(lambda: main(world.refine(folder)), kill), (0, KILLED))
-    world.check_refined(found, folder, all_there=False)
     world.check_refined_again(found, folder)
-    return found
 
 
 @fault("interrupted while refining a folder", "SIGINT (Ctrl-C) at a random call within `crfield "
        "refine` of several images; then the same command")
-def interrupted_refining(world: World, rng: Rng, folder: Path) -> Findings:
-    found = Findings()
+def interrupted_refining(world: World, rng: Rng, folder: Path, found: Findings) -> None:
     stop = at_call(point(world, "refine", rng), send(signal.SIGINT))
     check_told(found, run_child(lambda: main(world.refine(folder)), stop), (0, 130))
-    world.check_refined(found, folder, all_there=False)
     check_no_litter(found, folder)
     world.check_refined_again(found, folder)
-    return found
 
 
 @fault("killed while saving a model", "killed at a random byte or call while `save` replaces an "
-       "older model")
-def killed_saving(world: World, rng: Rng, folder: Path) -> Findings:
-    found, path = Findings(seen="Killed"), folder / "model"
+       "older model", seen="Killed")
+def killed_saving(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    path = folder / "model"
     DenseCRF(2, [Pairwise(Spatial(5), Potts(2))]).save(path)
     known = path.read_bytes(), world.start.read_bytes()
     if rng.random() < 0.5:
@@ -160,14 +133,15 @@ def killed_saving(world: World, rng: Rng, folder: Path) -> Findings:
     if not path.exists():
         found.lost.append("the old model is gone")
     check_model(found, path, known)
-    return found
 
 
 class LabelFile:
     """A label map or picture of some format that is there, and another to take its place."""
 
-    def __init__(self, rng: Rng, folder: Path) -> None:
-        suffix = str(rng.choice([".png", ".tif", ".tiff", ".nii", ".nii.gz", ".npy", ".jpg"]))
+    SUFFIXES = (".png", ".tif", ".tiff", ".nii", ".nii.gz", ".npy", ".jpg")
+
+    def __init__(self, rng: Rng, folder: Path, suffix: str | None = None) -> None:
+        suffix = suffix or str(rng.choice(self.SUFFIXES))
         shape = (3, 9, 8) if suffix in (".tiff", ".nii", ".nii.gz") else (20, 30)
         self._old, self._new = rng.integers(0, 9, (2, *shape)).astype(np.uint8)
         self.path = folder / f"labels{suffix}"
@@ -177,7 +151,6 @@ class LabelFile:
         self._before = self.path.read_bytes()
 
     def replace(self) -> None:
-        """Write the new labels."""
         self._write(self._new)
 
     def check(self, found: Findings) -> None:
@@ -200,9 +173,9 @@ class LabelFile:
 
 
 @fault("killed while writing labels", "killed at a random byte or call while a label map (PNG, "
-       "TIFF, NIfTI, .npy) or a picture replaces an older one")
-def killed_writing(world: World, rng: Rng, folder: Path) -> Findings:
-    found, file = Findings(seen="Killed"), LabelFile(rng, folder)
+       "TIFF, NIfTI, .npy) or a picture replaces an older one", seen="Killed")
+def killed_writing(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    file = LabelFile(rng, folder)
     if rng.random() < 0.6:
         kill = limit_files(some_byte(file.size, rng), kill=True)
     else:
@@ -211,4 +184,3 @@ def killed_writing(world: World, rng: Rng, folder: Path) -> Findings:
     ended = run_child(lambda: told(file.replace), kill)
     check_told(found, ended, (0, 2, KILLED, -signal.SIGXFSZ))
     file.check(found)
-    return found

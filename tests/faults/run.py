@@ -5,8 +5,6 @@ After every try nothing may be lost (files that were there, work that was done),
 or rubbish left behind). Findings are printed with the command that repeats them; exit status 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import sys
@@ -18,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.faults import data, disk, kills, system  # noqa: F401
+from tests.faults import blocks, data, disk, kills, outputs, system  # noqa: F401
 from tests.faults.world import KINDS, SCRATCH, Findings, Kind, World, fresh
 
 TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
@@ -34,15 +32,23 @@ them. `python -m tests.faults.run` makes this table again, with `--kind` one lin
 `tests/faults/test_faults.py` does a few tries of every kind.
 
 A run that is killed outright leaves at most one hidden file, `.<16 hex digits>.<suffix>`, beside
-the file that it was writing; nothing ever reads it, and it may be deleted.
+the file that it was writing, and one empty `.<16 hex digits>.lock` beside each of its outputs;
+nothing ever reads them, the lock ends with the process, and they may be deleted.
+
+A run in blocks that writes `labels.npy` leaves `.labels.npy.partial` and the record of finished
+blocks, `.labels.npy.blocks`, also after Ctrl-C and errors: the same run goes on from them, another
+run with that output replaces them, and they may be deleted.
+
+Arrays that `refine_blocks` writes to a .npy file are mapped into memory, with their room on the
+disk taken first, and so is the array that it returns. If another program cuts such a file short
+meanwhile, the system ends the process (SIGBUS), and the call has to be made again. Files that
+crfield only reads are never mapped.
 
 """
 
 
 @dataclass
 class Line:
-    """A line of the table."""
-
     kind: Kind
     tries: int = 0
     lost: int = 0
@@ -51,7 +57,6 @@ class Line:
     seen: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def add(self, found: Findings) -> None:
-        """Count one try."""
         self.tries += 1
         self.lost += bool(found.lost)
         self.corrupted += bool(found.corrupted)
@@ -85,7 +90,6 @@ def main() -> int:
 
 
 def run_kind(kind: Kind, world: World, seed: int, numbers: range | list[int]) -> Line:
-    """Some tries of one kind."""
     line = Line(kind)
     for number in numbers:
         found = attempt(kind, world, seed, number)
@@ -100,7 +104,8 @@ def attempt(kind: Kind, world: World, seed: int, number: int) -> Findings:
     """One try, in an empty folder; what the user sees without the folder's name."""
     folder = fresh(world.root / "try" / "here")
     rng = np.random.default_rng([seed, number, *kind.name.encode()])
-    found = kind.attempt(world, rng, folder)
+    found = Findings(seen=kind.seen)
+    kind.attempt(world, rng, folder, found)
     for long, short in ((f"{folder}/", ""), (f"{folder.parent}/", ""), (f"{world.root}/", "")):
         found.seen = found.seen.replace(long, short)
     return found

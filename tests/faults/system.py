@@ -1,7 +1,5 @@
 """Faults of the system around: memory, threads, output, clock, names, and others at work."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
@@ -45,8 +43,7 @@ def memory_in_use() -> int:
 
 @fault("out of memory", "a limit on the address space 0 to 60 MB above what is in use, while a "
        "larger image is refined or a model is learned")
-def out_of_memory(world: World, rng: Rng, folder: Path) -> Findings:
-    found = Findings()
+def out_of_memory(world: World, rng: Rng, folder: Path, found: Findings) -> None:
     room = int(rng.integers(0, 60 << 20))
 
     def prepare() -> None:
@@ -55,10 +52,9 @@ def out_of_memory(world: World, rng: Rng, folder: Path) -> Findings:
     if rng.random() < 0.3:
         ended = run_child(lambda: main(world.learn(folder / "model")), prepare)
         check_told(found, ended, (0, 2))
-        check_model(found, folder / "model")
         check_no_litter(found, folder)
         world.check_learned(found, folder / "model")
-        return found
+        return
     image, labels, result = (folder / name for name in ("image.png", "labels.png", "result.png"))
     pixels = rng.integers(0, 256, (300, 400, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(image)
@@ -71,13 +67,11 @@ def out_of_memory(world: World, rng: Rng, folder: Path) -> Findings:
         Image.open(result).load()
     elif ended.code == 0:
         found.lost.append("no result, and no word about it")
-    return found
 
 
 @fault("no more threads", "a limit on processes of a user who has no more, while refining with "
        "several threads")
-def no_threads(world: World, rng: Rng, folder: Path) -> Findings:
-    found = Findings()
+def no_threads(world: World, rng: Rng, folder: Path, found: Findings) -> None:
     folder.chmod(0o777)
     threads = str(rng.integers(2, 65))
     command = ["refine", str(world.photos), "--labels", str(world.masks), "-o",
@@ -89,12 +83,10 @@ def no_threads(world: World, rng: Rng, folder: Path) -> Findings:
 
     check_told(found, run_child(lambda: main(command), prepare), (0, 1, 2))
     check_no_litter(found, folder / "results")
-    return found
 
 
 @fault("nobody listens", "standard output closed, a pipe without a reader, or a full device")
-def nobody_listens(world: World, rng: Rng, folder: Path) -> Findings:
-    found = Findings()
+def nobody_listens(world: World, rng: Rng, folder: Path, found: Findings) -> None:
     command = world.refine(folder, *(["--json"] if rng.random() < 0.5 else []))
     if rng.random() < 0.3:
         command = ["evaluate", str(world.start), str(world.data)]
@@ -119,13 +111,11 @@ def nobody_listens(world: World, rng: Rng, folder: Path) -> Findings:
     if command[0] == "refine":
         world.check_refined(found, folder, all_there=ended.code == 0)
         world.check_refined_again(found, folder)
-    return found
 
 
 @fault("odd surroundings", "file names that are not text, an ASCII or missing locale, no TMPDIR, "
        "no HOME, a working folder that was removed")
-def odd_surroundings(world: World, rng: Rng, folder: Path) -> Findings:
-    found = Findings()
+def odd_surroundings(world: World, rng: Rng, folder: Path, found: Findings) -> None:
     names = [b"r\xe9sultats", "результаты".encode(), b"\xff\xfe", b"a b;c", b"-o"]
     results = fresh(folder / os.fsdecode(names[rng.integers(len(names))]))
     changes: list[dict[str, str]] = [
@@ -150,14 +140,11 @@ def odd_surroundings(world: World, rng: Rng, folder: Path) -> Findings:
         )
         check_told(found, ended, (0,))
         check_model(found, model)
-    return found
 
 
 @fault("the clock goes backwards", "all clocks of Python jump back and forth while learning or "
        "refining")
-def clock(world: World, rng: Rng, folder: Path) -> Findings:
-    found = Findings()
-
+def clock(world: World, rng: Rng, folder: Path, found: Findings) -> None:
     def prepare() -> None:
         jumps = np.random.default_rng(int(rng.integers(2**31)))
         for name in ("time", "monotonic", "perf_counter"):
@@ -170,13 +157,12 @@ def clock(world: World, rng: Rng, folder: Path) -> Findings:
     else:
         check_told(found, run_child(lambda: main(world.refine(folder)), prepare), (0,))
         world.check_refined(found, folder, all_there=True)
-    return found
 
 
 @fault("two runs at once", "a second `crfield learn` with the same output, of the same data or of "
        "others, starts at a random call of the first; then `--resume`")
-def two_runs(world: World, rng: Rng, folder: Path) -> Findings:
-    found, model = Findings(), folder / "model"
+def two_runs(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    model = folder / "model"
     data = other_data(world) if rng.random() < 0.5 else world.data
     more = ("--resume",) if rng.random() < 0.5 else ()
     reader, writer = os.pipe()
@@ -188,16 +174,14 @@ def two_runs(world: World, rng: Rng, folder: Path) -> Findings:
     second = start_child(lambda: main(world.learn(model, *more, data=data)))
     for ended in (first.wait(), second.wait()):
         check_told(found, ended, (0, 2))
-    check_model(found, model)
     check_no_litter(found, folder)
     world.check_learned(found, model, may_restart=True)
-    return found
 
 
 @fault("a worker is killed", "SIGKILL to a process that joblib started, while learning; then "
        "`--resume`")
-def worker_killed(world: World, rng: Rng, folder: Path) -> Findings:
-    found, model = Findings(), folder / "model"
+def worker_killed(world: World, rng: Rng, folder: Path, found: Findings) -> None:
+    model = folder / "model"
     delay = int(rng.integers(0, 4000))
 
     def learn() -> int:
@@ -209,12 +193,10 @@ def worker_killed(world: World, rng: Rng, folder: Path) -> Findings:
             return main([*world.learn(model), "--jobs", "2"])
 
     check_told(found, run_child(learn), (0, 2))
-    check_model(found, model)
     check_no_litter(found, folder)
     if not model.with_name(model.name + CHECKPOINT).exists():
         found.lost.append("there is no checkpoint to resume from")
     world.check_learned(found, model)
-    return found
 
 
 def _kill_a_worker(parent: int, delay: int) -> None:

@@ -19,6 +19,7 @@ from PIL import Image
 from crfield import Bilateral, DenseCRF, Pairwise, Potts, Spatial
 from crfield.cli import main
 from crfield.datasets import synthetic_scenes
+from crfield.io.manifest import MANIFEST
 from crfield.patterns import PatternCRF, PatternInputs, Patterns, learn_patterns
 from tests.faults.processes import Ended, run_child
 
@@ -45,21 +46,24 @@ class Findings:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: how it is provoked, and a function that tries it once in an empty folder."""
+    """A kind of fault: how it is provoked, a function that tries it once in an empty folder and
+    adds to the findings, and what the user sees where nothing is printed.
+    """
 
     name: str
     how: str
-    attempt: Callable[[World, np.random.Generator, Path], Findings]
+    attempt: Callable[[World, np.random.Generator, Path, Findings], None]
+    seen: str = ""
 
 
 KINDS: list[Kind] = []
 
 
-def fault(name: str, how: str) -> Callable[[Any], Any]:
+def fault(name: str, how: str, seen: str = "") -> Callable[[Any], Any]:
     """Enter a function into the list of kinds."""
 
     def enter(attempt: Any) -> Any:
-        KINDS.append(Kind(name, how, attempt))
+        KINDS.append(Kind(name, how, attempt, seen))
         return attempt
 
     return enter
@@ -87,14 +91,14 @@ class World:
         whole.mkdir()
         with contextlib.redirect_stdout(io.StringIO()):  # imports what its children then have
             assert main(self.learn(whole / "model")) == main(self.refine(whole)) == 0
-        ended = run_child(lambda: main(self.learn(whole / "model")))
+        ended = run_child(lambda: main(self.learn(whole / "model", "--overwrite")))
         assert ended.code == 0, ended.err
         self.learned, self.checkpoint = (
             (whole / name).read_bytes() for name in ("model", f"model{CHECKPOINT}")
         )
-        ended = run_child(lambda: main(self.refine(whole)))
+        ended = run_child(lambda: main(self.refine(whole, "--overwrite")))
         assert ended.code == 0, ended.err
-        self.refined = {path.name: path.read_bytes() for path in whole.glob("*_refined*")}
+        self.refined = {path.name: path.read_bytes() for path in whole.glob("scene-*")}
         self.inputs, self.truth, self.patterns = pattern_problem()
         self.pattern_bytes = self.learn_shapes(None)
 
@@ -119,13 +123,14 @@ class World:
         return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
 
     def check_learned(self, found: Findings, model: Path, may_restart: bool = False) -> None:
-        """Resume a run, which must end like one that was never disturbed.
+        """Resume a run whose model is whole; it must end like one that was never disturbed.
 
         may_restart : whether the checkpoint may turn out to be of other data, and is started over.
         """
+        check_model(found, model)
         ended = run_child(lambda: main(self.learn(model, "--resume")))
         if may_restart and ended.code == 2 and "belongs to another run" in ended.err:
-            ended = run_child(lambda: main(self.learn(model)))
+            ended = run_child(lambda: main(self.learn(model, "--overwrite")))
         check_told(found, ended, (0,))
         if not model.exists() or model.read_bytes() != self.learned:
             found.lost.append(f"a resumed run ended with another model: {ended.err}")
@@ -142,7 +147,8 @@ class World:
                 found.lost.append(f"{name} is missing")
 
     def check_refined_again(self, found: Findings, folder: Path) -> None:
-        """Refine once more, undisturbed; then every result is there."""
+        """Results are whole; refined once more, undisturbed, every one is there."""
+        self.check_refined(found, folder, all_there=False)
         check_told(found, run_child(lambda: main(self.refine(folder))), (0,))
         self.check_refined(found, folder, all_there=True)
 
@@ -206,7 +212,7 @@ def check_model(found: Findings, path: Path, known: Sequence[bytes] | None = Non
 
 def check_no_litter(found: Findings, folder: Path) -> None:
     """Nothing unfinished is left in the folder."""
-    litter = [path.name for path in folder.glob(".*") if path.is_file()]
+    litter = [path.name for path in folder.glob(".*") if path.is_file() and path.name != MANIFEST]
     if litter:
         found.unclear.append(f"left behind: {litter}")
 
