@@ -1,13 +1,9 @@
 """CONTRIBUTING.md sends nobody to a file or a name that is not there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
-
-from docs_tools.pages import check_command, inline_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "crfield"
@@ -40,8 +36,14 @@ def test_names_are_in_the_files_they_are_said_to_be_in(row):
                 assert re.search(rf"\b{name}\b", text), f"{path} has no {name}"
 
 
-def test_every_room_is_on_the_plan():
-    plan = TEXT.split("## The rooms")[1].split("\n## ")[0]
+@pytest.mark.parametrize(("name", "path"), re.findall(rf"`(\w+)`\s+of\s+`({PATH})`", PROSE))
+def test_recipes_name_what_is_there(name, path):
+    assert re.search(rf"\b{name}\b", find(path).read_text("utf-8")), f"{path} has no {name}"
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/how_it_works.md"])
+def test_every_room_is_on_the_plan(page):
+    plan = (ROOT / page).read_text("utf-8").split("\n## The rooms\n")[1].split("\n## ")[0]
     for room in sorted(PACKAGE.iterdir()):
         if room.name.startswith("__") or room.suffix not in ("", ".py"):
             continue
@@ -51,8 +53,3 @@ def test_every_room_is_on_the_plan():
 
 def test_there_is_something_to_find():
     assert len(re.findall(r"^\| (?!to find|---)", PLACES, re.M)) > 50
-
-
-def test_commands_in_running_text_exist():
-    for line in inline_commands(TEXT):
-        check_command(line)

@@ -1,7 +1,5 @@
 """The pages of docs/ run as printed, block after block, in an empty folder, and tell no tales."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -61,9 +59,9 @@ def test_every_block_and_command_runs(name, tmp_path, monkeypatch):
     run_page(PAGES[name])
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_commands_in_running_text_exist(name):
-    for line in inline_commands(PAGES[name].read_text("utf-8")):
+@pytest.mark.parametrize("path", [*PAGES.values(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+def test_commands_in_running_text_exist(path):
+    for line in inline_commands(path.read_text("utf-8")):
         check_command(line)
 
 
@@ -92,20 +90,25 @@ def test_tutorials_share_their_skeleton(name):
     assert sum(b.language == PYTHON for b in blocks) + sum(map(len, map(read_commands, blocks))) > 7
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("```python\n1\n", "not closed"),
-        ("```pycon\n>>> 1\n```\n", "nothing runs blocks in 'pycon'"),
-        ("```\nrm -rf /\n```\n", "a command that no test knows"),
-        ("```\nmake nothing\n```\n", "no nothing"),
-        ("```sh\npip install '.[nothing]'\n```\n", "no extra nothing"),
-        ("```\npython examples/nothing.py\n```\n", "no such file"),
-        ("```text\ncrfield refine --nothing\n```\n", "exit code 2"),
-        ("- a list\n\n  ```python\n  1 / 0\n  ```\n", "division by zero"),
-    ],
-)
-def test_nothing_is_skipped_in_silence(text, message, tmp_path, capsys):
+def test_one_page_says_how_to_install():
+    """Beside the README, in the same words, so that they change in one place."""
+    own = re.compile(r"pip install .*\[.*")
+    told = {name: own.findall(page.read_text("utf-8")) for name, page in PAGES.items()}
+    assert own.findall((ROOT / "README.md").read_text("utf-8")) == told.pop("start.md")
+    assert not any(told.values())
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("```python\n1\n", "not closed"),
+    ("```pycon\n>>> 1\n```\n", "nothing runs blocks in 'pycon'"),
+    ("```\nrm -rf /\n```\n", "a command that no test knows"),
+    ("```\nmake nothing\n```\n", "no nothing"),
+    ("```sh\npip install '.[nothing]'\n```\n", "no extra nothing"),
+    ("```\npython examples/nothing.py\n```\n", "no such file"),
+    ("```text\ncrfield refine --nothing\n```\n", "exit code 2"),
+    ("- a list\n\n  ```python\n  1 / 0\n  ```\n", "division by zero"),
+])
+def test_nothing_is_skipped_in_silence(text, message, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(text, "utf-8")
     with pytest.raises((ValueError, AssertionError, ZeroDivisionError), match=re.escape(message)):

@@ -1,7 +1,5 @@
 """Every public name says what it is, the shapes of its arrays and its equation if it has one."""
 
-from __future__ import annotations
-
 import enum
 import importlib
 import inspect
@@ -12,18 +10,17 @@ from typing import Any
 
 import pytest
 
+from public_names import exported, load
+
 MODULES = (
     "crfield", "crfield.compat.pydensecrf", "crfield.compat.pydensecrf.densecrf",
     "crfield.compat.pydensecrf.utils", "crfield.dense.compatibility", "crfield.datasets",
     "crfield.estimators", "crfield.dense.filters", "crfield.graphcut",
     "crfield.graphcut.results", "crfield.datasets.ellipses", "crfield.datasets.words",
-    "crfield.graphs",
-    "crfield.dense.kernels", "crfield.learning", "crfield.learning.losses",
-    "crfield.metrics", "crfield.nn",
-    "crfield.patterns", "crfield.show.pictures", "crfield.unary.costs",
-    "crfield.patterns.variability",
+    "crfield.graphs", "crfield.dense.kernels", "crfield.learning", "crfield.learning.losses",
+    "crfield.metrics", "crfield.nn", "crfield.patterns", "crfield.show.pictures",
+    "crfield.unary.costs", "crfield.patterns.variability",
 )
-NEEDED = {"crfield.nn": "torch"}
 
 # Types that hold an array, and what arrays are called where the type says nothing.
 ARRAY_TYPES = re.compile(
@@ -78,16 +75,6 @@ FORMULAS = {
 }
 
 
-def members(module: Any) -> Iterator[tuple[str, Any]]:
-    """The public names of a module that can have a docstring."""
-    names = getattr(module, "__all__", None)
-    for name in vars(module) if names is None else names:
-        value = getattr(module, name)
-        mine = getattr(value, "__module__", "") == module.__name__ and name[0] != "_"
-        if (inspect.isclass(value) or inspect.isfunction(value)) and (names is not None or mine):
-            yield name, value
-
-
 def methods(owner: type) -> Iterator[tuple[str, Any]]:
     """Public methods and properties of a class that this package defines."""
     for name in dir(owner):
@@ -105,10 +92,10 @@ def surface(path: str) -> dict[str, tuple[Any, type | None]]:
     try:
         module = importlib.import_module(path)
     except ImportError:
-        assert path in NEEDED
+        assert path == "crfield.nn"
         return {}
     found: dict[str, tuple[Any, type | None]] = {path: (module, None)}
-    for name, value in members(module):
+    for name, value in exported(module):
         found[f"{path}.{name}"] = (value, None)
         if inspect.isclass(value):
             for method, function in methods(value):
@@ -209,15 +196,13 @@ def complaints(name: str, value: Any, owner: type | None) -> list[str]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_name_has_a_docstring_with_shapes(module):
-    if module in NEEDED:
-        pytest.importorskip(NEEDED[module], reason=f"{module} needs {NEEDED[module]}")
+    load(module)
     lacking = {name: complaints(name, *entry) for name, entry in BY_MODULE[module].items()}
     assert not {name: found for name, found in lacking.items() if found}
 
 
 @pytest.mark.parametrize("module", FORMULAS)
 def test_what_computes_a_formula_shows_it_or_says_where_it_is(module):
-    if module in NEEDED:
-        pytest.importorskip(NEEDED[module], reason=f"{module} needs {NEEDED[module]}")
+    load(module)
     full = [f"{module}.{name}" for name in FORMULAS[module].split()]
     assert not [name for name in full if not EQUATION.search(own_text(name, *SURFACE[name]))]

@@ -1,10 +1,7 @@
 """Everything public at once: what is refused and how, what stays the same, what is untouched."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
-import importlib
 import inspect
 import re
 
@@ -33,6 +30,7 @@ from crfield import (
 from crfield.compat.pydensecrf import utils
 from crfield.learning import Parameters
 from crfield.show import pictures
+from public_names import exported, load
 
 MODULES = (
     "crfield", "crfield.compat.pydensecrf.densecrf", "crfield.compat.pydensecrf.utils",
@@ -104,23 +102,10 @@ NOT_ARRAYS = ("x", b"x", object(), {1}, [[1.0], [1.0, 2.0]], np.array(["x"]), 1j
 NOT_NUMBERS = ("3", b"3", object(), {}, float("nan"), float("inf"), -1, [1, 2], 1j)
 
 
-def public(module):
-    try:
-        module = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        pytest.skip(str(error))
-    names = getattr(module, "__all__", None) or [
-        name for name, value in vars(module).items()
-        if name[0] != "_" and getattr(value, "__module__", None) == module.__name__
-    ]
-    return {name: getattr(module, name) for name in names}
-
-
 @pytest.mark.parametrize("module", MODULES)
 def test_public_names_exist_and_explain_themselves(module):
-    for name, value in public(module).items():
-        if callable(value) and not isinstance(value, type(crfield)):
-            assert inspect.getdoc(value), f"{module}.{name}"
+    for name, value in exported(load(module)):
+        assert inspect.getdoc(value), f"{module}.{name}"
         if dataclasses.is_dataclass(value) and isinstance(value, type):
             changes = hasattr(value, "fit") or name.endswith("Report")
             assert value.__dataclass_params__.frozen is not changes, name
@@ -142,7 +127,7 @@ def one_sentence(error):
 def test_arguments_of_no_use_get_a_sentence(module, wrong):
     """Every public function and class, called with things that are nothing to it."""
     failures = []
-    for name, value in public(module).items():
+    for name, value in exported(load(module)):
         needed = needed_arguments(value)
         if not needed:
             continue
@@ -192,10 +177,9 @@ def test_one_wrong_argument_is_refused_or_answered(name, data):
             wrong = value[:0]
         elif kind == "other":
             wrong = data.draw(st.sampled_from(NOT_ARRAYS), "wrong")
-    elif isinstance(value, int | float):
-        wrong = data.draw(st.sampled_from(NOT_NUMBERS), "wrong")
     else:
-        wrong = data.draw(st.sampled_from(NOT_ARRAYS), "wrong")
+        others = NOT_NUMBERS if isinstance(value, int | float) else NOT_ARRAYS
+        wrong = data.draw(st.sampled_from(others), "wrong")
     try:
         result = function(**{**arguments, key: wrong})
     except InputError as error:
@@ -342,6 +326,18 @@ def test_reprs_name_what_they_show(thing):
     if isinstance(thing, Spatial | Bilateral | FeatureKernel | Potts | Pairwise | Inference):
         again = eval(text, {**vars(crfield), "Inference": Inference, "array": np.array})
         assert repr(again) == text
+
+
+def test_models_fit_into_a_line():
+    terms = [
+        Pairwise(Bilateral(80, [13, 13, 9], normalization="none"), Symmetric(-np.eye(21)), 0.5),
+        Pairwise(FeatureKernel("depth", 5, covariance=np.eye(5)), Diagonal(np.ones(21))),
+    ]
+    assert repr(crfield.DenseCRF(21, terms, max_iter=5)) == (
+        "DenseCRF(21, (Pairwise(Bilateral(80, (13, 13, 9), normalization='none'), "
+        "Symmetric(21 labels), weight=0.5), Pairwise(FeatureKernel('depth', 5, "
+        "covariance=5 x 5 numbers), Diagonal(21 labels))), max_iter=5)"
+    )
 
 
 @pytest.mark.parametrize(

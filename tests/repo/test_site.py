@@ -1,7 +1,5 @@
 """What turns docs/ into a site: equations, links that leave it, docstrings, options, coverage."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re
@@ -13,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import crfield
-from public_names import public_modules
+from public_names import load, public_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -26,12 +24,16 @@ def load_hook(name, *needed):
     return importlib.import_module(f"docs_tools.{name}")
 
 
+@pytest.fixture
+def mathml():
+    return load_hook("mathml", "mkdocs", "latex2mathml")
+
+
 def page(uri="page.md"):
     return SimpleNamespace(file=SimpleNamespace(src_uri=uri))
 
 
-def test_equations_become_mathml():
-    mathml = load_hook("mathml", "mkdocs", "latex2mathml")
+def test_equations_become_mathml(mathml):
     html = '<p><span class="arithmatex">a &lt; \\log b</span></p><div class="arithmatex">x</div>'
     shown = mathml.on_page_content(html, page())
     assert "arithmatex" not in shown
@@ -42,14 +44,12 @@ def test_equations_become_mathml():
 
 
 @pytest.mark.parametrize("tex", [r"\begin{aligned} a &= b \end{aligned}", r"\nosuchcommand x"])
-def test_equations_that_would_show_wrong_stop_the_build(tex):
-    mathml = load_hook("mathml", "mkdocs", "latex2mathml")
+def test_equations_that_would_show_wrong_stop_the_build(mathml, tex):
     with pytest.raises(mathml.PluginError, match=r"page\.md"):
         mathml.on_page_content(f'<span class="arithmatex">{tex}</span>', page())
 
 
-def test_every_equation_of_the_pages_has_mathml():
-    mathml = load_hook("mathml", "mkdocs", "latex2mathml")
+def test_every_equation_of_the_pages_has_mathml(mathml):
     found = 0
     for path in DOCS.glob("*.md"):
         prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", path.read_text("utf-8"), flags=re.M | re.S)
@@ -117,11 +117,10 @@ def test_every_public_name_is_in_the_reference(name):
     assert re.search(rf"^::: crfield\.{name}$", REFERENCE, re.M)
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["app", "datasets", "dense.filters", "learning.losses", "graphcut", "graphs", "learning",
-     "metrics", "nn", "patterns", "show.pictures"],
-)
+@pytest.mark.parametrize("module", [
+    "app", "datasets", "dense.filters", "learning.losses", "graphcut", "graphs", "learning",
+    "metrics", "nn", "patterns", "show.pictures",
+])
 def test_every_public_module_is_in_the_reference(module):
     assert re.search(rf"^::: crfield\.{module}$", REFERENCE, re.M)
     assert importlib.util.find_spec(f"crfield.{module}") is not None
@@ -130,15 +129,13 @@ def test_every_public_module_is_in_the_reference(module):
 @pytest.mark.parametrize("module", public_modules())
 def test_every_exported_name_is_on_a_page(module):
     """Written there, or a member of a module whose members the reference shows."""
-    if module.startswith("crfield.nn"):
-        pytest.importorskip("torch")
+    own = load(module)
     pages = REFERENCE + "\n".join(path.read_text("utf-8") for path in DOCS.glob("*.md"))
     shown = [
         importlib.import_module(name) for name in public_modules()
         if re.search(rf"^::: {re.escape(name)}$", REFERENCE, re.M)
         and (not name.startswith("crfield.nn") or importlib.util.find_spec("torch"))
     ]
-    own = importlib.import_module(module)
     for name in getattr(own, "__all__", ()):
         is_shown = any(getattr(room, name, None) is getattr(own, name) for room in shown)
         assert is_shown or re.search(rf"\b{name}\b", pages), name

@@ -3,12 +3,9 @@
 A second word for a known idea fails here.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import dataclasses
-import importlib
 import inspect
 import re
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 
 import crfield
 from crfield.cli import build_parser
-from public_names import exported, public_modules
+from public_names import exported, load, public_modules
 
 SOURCE = Path(crfield.__file__).parent
 # Words that are not used, and the word for the idea.
@@ -59,8 +56,6 @@ BRITISH = re.compile(
     r"|serial|quant|discret|general|recogn|organ|summar|visual|parametr|synchron)is(?:e|ing|ation)",
     re.I,
 )
-
-
 MODULES = public_modules()
 
 
@@ -93,11 +88,9 @@ def parameters(function):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_parameters(module):
-    if module.startswith("crfield.nn"):
-        pytest.importorskip("torch")
     wrong = [
         f"{place}({word}): {RIGHT[word]}"
-        for name, value in exported(importlib.import_module(module))
+        for name, value in exported(load(module))
         for place, function in signatures(name, value)
         for word in parameters(function)
         if word in RIGHT and f"{place}({word})" not in OTHERS
@@ -108,9 +101,7 @@ def test_parameters(module):
 @pytest.mark.parametrize("module", MODULES)
 def test_random_numbers_and_estimators(module):
     """`random_state` is a parameter of estimators, which are called ...Classifier."""
-    if module.startswith("crfield.nn"):
-        pytest.importorskip("torch")
-    for name, value in exported(importlib.import_module(module)):
+    for name, value in exported(load(module)):
         estimates = inspect.isclass(value) and hasattr(value, "fit") and hasattr(value, "predict")
         if estimates:
             assert name.endswith(("Classifier", "Refiner")), f"{name} is an estimator"
