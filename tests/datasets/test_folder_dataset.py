@@ -147,6 +147,11 @@ class TestContents:
         (root / "classes.txt").write_text("1 fruit\n0 ground\n2 whole tree\n255 void (or hidden)\n")
         assert FolderDataset(root).class_names == ("ground", "fruit", "whole tree")
 
+    @pytest.mark.parametrize("lines", ["tree\nfruit\ntree\n", "2 tree\n0 tree\n1 fruit\n"])
+    def test_a_name_for_two_classes_is_refused(self, root, lines):
+        (root / "classes.txt").write_text(lines)
+        assert "'tree' for classes 0 and 2" in refusal(FolderDataset, root)
+
     def test_number_of_labels_without_classes(self, root):
         (root / "classes.txt").unlink()
         assert FolderDataset(root, description={"n_labels": 4}).class_names == ("0", "1", "2", "3")

@@ -88,7 +88,7 @@ def read_class_names(path: Path, void: int | None) -> tuple[str, ...]:
     lines = read_lines(path)
     numbered = [re.fullmatch(r"([0-9]{1,9})\s+(\S.*)", line) for line in lines]
     if not lines or not all(numbered):
-        return tuple(lines)
+        return _each_once(lines, path)
     entries = [(int(match[1]), match[2]) for match in numbered if match]
     entries = sorted(entry for entry in entries if entry[0] != void)
     for expected, (index, name) in enumerate(entries):
@@ -97,7 +97,18 @@ def read_class_names(path: Path, void: int | None) -> tuple[str, ...]:
                 f"{path} must number its classes 0, 1, 2 and so on, got {index} {shown(name)} in "
                 f"place of {expected}; correct the numbers or leave them all out."
             )
-    return tuple(name for _, name in entries)
+    return _each_once([name for _, name in entries], path)
+
+
+def _each_once(names: list[str], path: Path) -> tuple[str, ...]:
+    """The names, if none of them stands for two classes."""
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise InputError(
+                f"{path} must name every class differently, got {shown(name)} for classes "
+                f"{names.index(name)} and {number}; rename one of them."
+            )
+    return tuple(names)
 
 
 def read_split(root: Path, split: str) -> list[str]:
