@@ -30,6 +30,7 @@ from crfield.datasets import FolderDataset
 from crfield.dense.model import DenseCRF
 from crfield.dense.namespace import softmax
 from crfield.io.images import write_labels
+from crfield.learning.objective import check_labeled
 from crfield.learning.report import label_names
 from crfield.metrics import (
     boundary_counts,
@@ -94,6 +95,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
             held.enter_context(reserved_folder(folder))
             _check_results(folder, arguments, dataset)
         counts = _counts(model, dataset, arguments, folder)
+    check_labeled(counts["input"].confusion, "the data set")
     scores = {name: _scores(found, dataset.class_names) for name, found in counts.items()}
     if arguments.json:
         print(json.dumps(scores, indent=1))
