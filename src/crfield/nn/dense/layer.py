@@ -116,7 +116,8 @@ class DenseCRF(nn.Module):
         """The layer of a `crfield.DenseCRF`, `model`; `options` as for the constructor.
 
         The algorithm and the number of updates are those that the model was learned with, if it
-        was, unless an `inference` among the options says otherwise.
+        was, unless an `inference` among the options says otherwise. Widths are those of the model
+        for images of every size, as in `model.infer`; `size=model.size` rescales them.
         """
         if not isinstance(model, Model):
             raise InputError(
