@@ -107,7 +107,7 @@ class DenseCRFClassifier(Estimator):
     optimizer: str = "cg"
     max_iter: int = 20
     inference: Inference | None = None
-    l2: Mapping[str, float] | None = None
+    l2: Mapping[str, float] | str = "auto"
     validation_fraction: float = 0.0
     n_jobs: int | None = 1
     random_state: int | None = 0
@@ -142,7 +142,7 @@ class DenseCRFClassifier(Estimator):
                 [example for i, example in enumerate(examples) if i not in held_out],
                 loss=self.loss, learn=learn, optimizer=self.optimizer, max_iter=self.max_iter,
                 inference=inference,
-                l2=None if self.l2 is None else dict(self.l2),
+                l2=self.l2,
                 validation=[examples[i] for i in sorted(held_out)] or None,
                 n_jobs=1 if self.n_jobs is None else self.n_jobs, seed=int(rng.integers(2**31)),
                 progress=self.progress,

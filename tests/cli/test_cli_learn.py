@@ -89,6 +89,15 @@ def test_evaluate_writes_what_the_model_finds(dataset, capsys):
     assert "expected a folder" in failure(capsys, "evaluate", "model", "data", "-o", "taken")
 
 
+def test_evaluate_refuses_images_without_a_labeled_pixel(dataset, capsys):
+    assert learn("--max-iter", "0", "--quiet") == 0
+    for path in Path("data/labels").iterdir():
+        Image.fromarray(np.full_like(np.array(Image.open(path)), 255)).save(path)
+    assert "must have labeled pixels" in failure(
+        capsys, "evaluate", "model", "data", "--split", "test"
+    )
+
+
 def test_evaluate_takes_the_spacing_of_volumes(tmp_path, monkeypatch):
     nibabel = pytest.importorskip("nibabel")
     monkeypatch.chdir(tmp_path)
@@ -470,13 +479,38 @@ def test_a_model_for_other_labels_is_refused(dataset, capsys):
 
 
 def test_a_recalibration_in_context_from_the_command_line(small_dataset, capsys):
-    assert learn("--context", "position,color") == 2
+    words = ["--context", "position, color", "--max-iter", "2"]
+    assert learn(*words, "--learn", "kernel") == 2
     assert "add unary to it" in capsys.readouterr().err
-    words = ["--learn", "unary,kernel", "--context", "position, color", "--max-iter", "2"]
+    assert learn(*words, "--recalibration", "scale") == 2
+    assert "leave one of them out" in capsys.readouterr().err
+    assert learn("--context", "weather") == 2
+    assert "presence, position, color" in capsys.readouterr().err
     assert learn(*words, "--quiet") == 0
     assert DenseCRF.load("model").context == ("position", "color")
     assert "position 1 squared" in Path("model.report.html").read_text()
     assert main(["evaluate", "model", "data", "--split", "train"]) == 0
+
+
+@pytest.mark.slow
+def test_folds_choose_for_six_images_and_more(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_dataset("data", n_train=6, size=(24, 28))
+    assert learn("--max-iter", "2") == 0
+    lines = capsys.readouterr().err.splitlines()
+    chosen = [line for line in lines if "by folds" in line]
+    assert chosen == [
+        f"choosing the {what} by folds of the images"
+        for what in ("recalibration", "pairwise terms", "ridge")
+    ]
+    page = Path("model.report.html").read_text()
+    assert "Chosen by folds" in page
+    assert "scale, ridge" in page
+    assert learn("--max-iter", "2", "--recalibration", "none", output="as_given") == 0
+    assert DenseCRF.load("as_given").recalibration is None
+    assert learn("--max-iter", "0", "--recalibration", "temperature", output="softer") == 0
+    matrix = DenseCRF.load("softer").recalibration
+    assert np.array_equal(matrix, matrix[0, 0] * np.eye(*matrix.shape))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Data sets in folders: what is read, how unaries become costs, and what is refused."""
 
+import dataclasses
 import json
 import pickle
 import subprocess
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from crfield import unary_from_labels, unary_from_logits
+from crfield import InputError, unary_from_labels, unary_from_logits
 from crfield._core.files import open_regular
-from crfield.datasets import FolderDataset
+from crfield.datasets import FolderDataset, Shrunk
 from crfield.io.images import write_labels
 from crfield.unary.resizing import resize_linearly
 from refusal import refusal
+from small_dataset import write_dataset
 
 RNG = np.random.default_rng(0)
 SIZE = (6, 8)
@@ -151,6 +153,32 @@ class TestContents:
     def test_a_name_for_two_classes_is_refused(self, root, lines):
         (root / "classes.txt").write_text(lines)
         assert "'tree' for classes 0 and 2" in refusal(FolderDataset, root)
+
+    def test_groups_stay_together(self, root):
+        (root / "groups.txt").write_text("".join(f"{name} basket\n" for name in NAMES[:2]))
+        dataset = FolderDataset(root)
+        assert [example.group for example in dataset] == ["basket", "basket", None]
+        with_costs = dataclasses.replace(dataset[0], unary=np.zeros((*SIZE, 2)))
+        assert Shrunk([with_costs], 2)[0].group == "basket"
+        assert root / "groups.txt" in set(dataset.files())
+        with pytest.raises(InputError, match="split must be one of"):
+            FolderDataset(root, "groups")
+        for wrong in ("apple\n", "apple a\napple b\n"):
+            (root / "groups.txt").write_text(wrong)
+            assert "write one line NAME GROUP" in refusal(FolderDataset, root)
+
+    def test_films_are_held_out_whole(self, tmp_path):
+        write_dataset(tmp_path / "data", n_train=12, size=(8, 9))
+        names = FolderDataset(tmp_path / "data").names
+        for n_films in (1, 2, 6):
+            films = {name: f"film{k % n_films}" for k, name in enumerate(names)}
+            (tmp_path / "data" / "groups.txt").write_text(
+                "".join(f"{name} {film}\n" for name, film in films.items())
+            )
+            kept, held = FolderDataset(tmp_path / "data").hold_out()
+            assert kept.names
+            assert held.names or n_films == 1
+            assert not {films[n] for n in kept.names} & {films[n] for n in held.names}
 
     def test_number_of_labels_without_classes(self, root):
         (root / "classes.txt").unlink()

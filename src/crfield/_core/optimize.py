@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from crfield._core.optional import missing
 from crfield._core.validate import InputError, as_choice
 
-OPTIMIZERS = ("gd", "cg", "lbfgs", "adam", "sgd")
+DETERMINISTIC = ("gd", "cg", "lbfgs")
+OPTIMIZERS = (*DETERMINISTIC, "adam", "sgd")
 
 Vector = NDArray[np.float64]
 # (vector, indices of a mini-batch or None for all examples) -> value and gradient there

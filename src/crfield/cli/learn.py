@@ -23,25 +23,28 @@ from crfield.cli.progress import LearningProgress
 from crfield.cli.words import counted, say
 from crfield.datasets import FolderDataset, Shrunk
 from crfield.datasets.shrunk import fitting_factor
+from crfield.dense.context import CONTEXTS, as_contexts
 from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
 from crfield.learning import (
     FAMILIES,
+    FORMS,
     LEARNABLE,
     OPTIMIZERS,
     Learned,
     LearningReport,
+    choose_start,
     learn,
     make_loss,
-    starting_model,
     write_report,
 )
 from crfield.learning.learner import LOSSES
-from crfield.learning.objective import check_jobs
+from crfield.learning.objective import can_choose, check_jobs
 from crfield.learning.report import is_report
 
 # Images this large are learned from whole; so many are looked at to know how large they are.
 _ENOUGH_PIXELS, _SIZED_IMAGES = 30_000, 8
+_MANY_IMAGES = 16
 _REPLACE_OR_RESUME = (
     "add --resume to go on with an interrupted run, --overwrite to replace it, or choose another "
     "name with -o"
@@ -82,17 +85,20 @@ def add_command(commands: Any) -> None:
         help="model to start from (default: a spatial and a bilateral term that suit the data)")
     add("--compatibility", choices=FAMILIES, default="symmetric",
         help="family of the bilateral term's compatibility (default: %(default)s)")
-    add("--learn", default="compatibility,kernel", metavar="NAMES",
-        help="what to learn; unary,compatibility,kernel also recalibrates the unaries, for which a "
-        "few dozen images are too few (default: %(default)s)")
-    add("--context", default="", metavar="NAMES",
-        help="what else the recalibration may look at, of presence,position,color; needs unary "
-        "among what is learned (default: the unaries alone)")
+    add("--learn", metavar="NAMES",
+        help="what to learn, of unary,compatibility,kernel,weight (default: "
+        "unary,compatibility,kernel, without unary for fewer than six images)")
+    add("--recalibration", choices=("auto", *FORMS), default="auto",
+        help="how the unaries may change before the pairwise terms see them; auto takes what three "
+        "folds of the images support (default: %(default)s)")
+    add("--context", metavar="NAMES",
+        help="what the recalibration called context sees beside the unaries, of "
+        f"{','.join(CONTEXTS)} (default: all); names ask for that recalibration")
     add("--loss", choices=tuple(LOSSES), default="iou", help="(default: %(default)s)")
     add("--optimizer", choices=OPTIMIZERS, default="cg", help="(default: %(default)s)")
     add("--max-iter", type=int, default=20, metavar="N",
         help="iterations of the optimizer (default: %(default)s)")
-    add("--tol", type=float, default=1e-2, metavar="X",
+    add("--tol", type=float, default=1e-3, metavar="X",
         help="stop when five iterations lower the loss by less than this share; 0 never stops "
         "early (default: %(default)s)")
     add("--inference-max-iter", type=int, default=5, metavar="N",
@@ -100,7 +106,8 @@ def add_command(commands: Any) -> None:
     add("--algorithm", choices=("concave", "cccp", "parallel"), default="concave",
         help="inference (default: %(default)s)")
     add("--l2", action="append", default=[], metavar="NAME=X",
-        help="ridge towards the start for unary, compatibility, off_diagonal or kernel")
+        help="ridge towards the start for unary, compatibility, off_diagonal or kernel (default: "
+        "one for all, chosen by three folds of the images)")
     add("--shrink", type=int, metavar="N",
         help="learn on images of 1/N of the size, in about 1/N^2 of the time; the model is for "
         "the full size (default: what brings the images to some 30,000 pixels)")
@@ -212,10 +219,17 @@ def _learn(
             examples = _Remembered(dataset, shrink, progress.visit)
             grid_dim = np.ndim(examples[0].truth)
             loss = make_loss(arguments.loss, examples, dataset.n_labels, void=dataset.void)
-            inference = Inference(arguments.algorithm, max_iter=arguments.inference_max_iter)
-            start = given.rescaled(1 / shrink, grid_dim) if given else starting_model(
+            # Cores are for images where there are enough of them, whatever the number of jobs: what
+            # is learned must not depend on it, and threads decide how sums are rounded.
+            inference = Inference(
+                arguments.algorithm, max_iter=arguments.inference_max_iter,
+                threads=1 if len(dataset) >= _MANY_IMAGES else None,
+            )
+            learned_groups = _groups(arguments, examples)
+            start = given.rescaled(1 / shrink, grid_dim) if given else choose_start(
                 dataset.n_labels, examples, loss, family=arguments.compatibility,
-                inference=inference, n_jobs=jobs,
+                forms=_forms(arguments, learned_groups), contexts=_contexts(arguments),
+                inference=inference, n_jobs=jobs, seed=arguments.seed, told=progress.choosing,
             )
 
             def after_iteration(iteration: int, report: LearningReport) -> None:
@@ -226,12 +240,13 @@ def _learn(
                 progress.iteration_done(iteration, report)
 
             learned = learn(
-                _with_context(start, arguments, examples[0]), examples, loss=loss,
-                learn=_words(arguments.learn), optimizer=arguments.optimizer,
+                start, examples, loss=loss,
+                learn=learned_groups, optimizer=arguments.optimizer,
                 max_iter=arguments.max_iter, tol=arguments.tol, n_jobs=jobs,
-                inference=inference, l2=_parse_l2(arguments.l2), seed=arguments.seed,
+                inference=inference, l2=_parse_l2(arguments.l2) or "auto", seed=arguments.seed,
                 validation=None if validation is None else _Remembered(validation, shrink),
                 checkpoint=checkpoint, resume=arguments.resume, callback=after_iteration,
+                told=progress.choosing,
             )
         means = write_report(
             page, _rescaled(learned, shrink, grid_dim), class_names=dataset.class_names,
@@ -261,18 +276,43 @@ def _shrink(arguments: argparse.Namespace, dataset: FolderDataset) -> int:
     return as_count(arguments.shrink, "--shrink")
 
 
-def _with_context(start: DenseCRF, arguments: argparse.Namespace, example: Any) -> DenseCRF:
-    """The model to start from, with a recalibration that looks at what was asked for."""
-    contexts = _words(arguments.context)
-    if not contexts:
-        return start
-    if "unary" not in _words(arguments.learn):
+def _groups(arguments: argparse.Namespace, examples: Sequence[Any]) -> tuple[str, ...]:
+    """What is learned: what was asked for, else all that there are enough images for."""
+    if arguments.learn is not None:
+        return _words(arguments.learn)
+    asked = _recalibration(arguments)
+    recalibrates = can_choose(examples) if asked == "auto" else asked != "none"
+    return (*(("unary",) if recalibrates else ()), "compatibility", "kernel")
+
+
+def _recalibration(arguments: argparse.Namespace) -> str:
+    """The form of recalibration that was asked for."""
+    if arguments.context is None or arguments.recalibration == "context":
+        return str(arguments.recalibration)
+    if arguments.recalibration != "auto":
         raise InputError(
-            f"--context is for the recalibration to look at, got --learn {arguments.learn}; "
+            f"--context is for the recalibration context, got --recalibration "
+            f"{arguments.recalibration}; leave one of them out."
+        )
+    return "context"
+
+
+def _forms(arguments: argparse.Namespace, groups: Sequence[str]) -> Sequence[str]:
+    """The forms of recalibration that may be chosen."""
+    asked = _recalibration(arguments)
+    if "unary" in groups:
+        return FORMS if asked == "auto" else (asked,)
+    if asked not in ("auto", "none"):
+        raise InputError(
+            f"a recalibration needs unary among what is learned, got --learn {arguments.learn}; "
             "add unary to it."
         )
-    n_channels = np.size(example.image) // np.size(example.truth)
-    return start.with_context(contexts, np.ndim(example.truth), n_channels)
+    return ("none",)
+
+
+def _contexts(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """What a recalibration in context sees."""
+    return CONTEXTS if arguments.context is None else as_contexts(_words(arguments.context))
 
 
 def _words(argument: str) -> tuple[str, ...]:

@@ -78,6 +78,16 @@ class LearningProgress:
             self._bar.set_description_str("  ".join(filter(None, [self._status, where])), False)
             self._bar.update(0)  # redraws at most ten times a second
 
+    def choosing(self, what: str, done: int, total: int) -> None:
+        """Folds choose something before the first iteration; `done` steps of `total` are over."""
+        self._status = f"choosing the {what}"
+        if self._bar is not None:
+            self._bar.set_description_str(f"{self._status}, step {done + 1} of {total}", False)
+            self._bar.refresh()
+        elif done == 0 and not self._quiet:
+            print(f"{self._status} by folds of the images", file=self._stream, flush=True)
+        self._began = time.monotonic()
+
     def iteration_done(self, iteration: int, report: LearningReport) -> None:
         """The optimizer has ended an iteration; 0 is the evaluation of the start."""
         now = time.monotonic()

@@ -20,12 +20,14 @@ from crfield.datasets.label_maps import recognize
 from crfield.datasets.layout import (
     CLASSES_FILE,
     DESCRIPTION_FILE,
+    GROUPS_FILE,
     Description,
     UnaryDescription,
     files_by_name,
     one_each,
     read_class_names,
     read_description,
+    read_groups,
     read_split,
 )
 from crfield.datasets.unaries import UnaryStore, naming
@@ -48,6 +50,7 @@ class Example:
     truth : (*grid) true labels, where not void.
     features : (*grid, F) float32 inputs of a unary that is learned, or None.
     spacing : distance between neighbors along each axis of the grid, (d,), if the file says.
+    group : of images that belong together, such as frames of a film; None if it is on its own.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Example:
     truth: NDArray[np.integer[Any]]
     features: NDArray[np.float32] | None = None
     spacing: tuple[float, ...] | None = None
+    group: str | None = None
 
 
 class FolderDataset(Sequence[Example]):
@@ -66,6 +70,8 @@ class FolderDataset(Sequence[Example]):
     - `images/NAME.jpg` or another format, and `labels/NAME.png`, integer label maps;
     - `SPLIT.txt`, one NAME per line, for any number of splits;
     - `classes.txt`, one class per line, `grass` or `1 grass`;
+    - `groups.txt`, one line `NAME GROUP` for each image that belongs to others, such as frames of a
+      film: choices by folds and `hold_out` keep a group together;
     - `unaries/NAME.npy`, `.npz`, TIFF or NIfTI, or `.npz` files whose keys are NAMEs: (*grid, L) or
       (L, *grid) numbers, interpolated linearly if their grid is coarser than the image's; or label
       maps;
@@ -148,6 +154,7 @@ class FolderDataset(Sequence[Example]):
         label_files = files_by_name(
             label_folder, LABEL_SUFFIXES, "labels" if labels is not None else None
         )
+        self._groups = read_groups(self.root / GROUPS_FILE)
         self.names = tuple(
             sorted(image_files.keys() & label_files.keys()) if split is None
             else read_split(self.root, split)
@@ -186,7 +193,7 @@ class FolderDataset(Sequence[Example]):
         """Every file that is read: images, labels and unaries of the examples, and what describes
         them.
         """
-        yield from (self.root / name for name in (DESCRIPTION_FILE, CLASSES_FILE))
+        yield from (self.root / name for name in (DESCRIPTION_FILE, CLASSES_FILE, GROUPS_FILE))
         if self.split is not None:
             yield self.root / f"{self.split}.txt"
         for name in self.names:
@@ -238,15 +245,18 @@ class FolderDataset(Sequence[Example]):
     def hold_out(self) -> tuple[FolderDataset, FolderDataset]:
         """The examples to learn from, and about every fifth to score on, none of fewer than five.
 
-        Each name decides for itself, so that nothing that was learned from is held out when images
-        come, go or are looked at in part. Only where none of a few images would be, one is.
+        Each name, or that of its group, decides for itself, so that nothing that was learned from
+        is held out when images come, go or are looked at in part. Only where none of a few images
+        would be, one is.
         """
-        numbers = [_number_of(name) for name in self.names]
+        numbers = [_number_of(self._groups.get(name, name)) for name in self.names]
         held = [number % _ONE_OF == 0 for number in numbers]
         if len(numbers) < _ONE_OF:
             held = [False] * len(numbers)
         elif not any(held):
-            held[int(np.argmin(numbers))] = True
+            held = [number == min(numbers) for number in numbers]
+        if all(held):  # of a single film, say
+            held = [False] * len(numbers)
         found = np.asarray(held)
         return self.subset(np.flatnonzero(~found)), self.subset(np.flatnonzero(found))
 
@@ -343,9 +353,9 @@ class FolderDataset(Sequence[Example]):
                 "hold 0 and 255 alone, without smoothed edges",
             )
         unary = None if self._unaries is None else self._unaries.read(name, image)
-        if self.unary_kind == "features":
-            return Example(name, image.array, None, truth, unary, image.spacing)
-        return Example(name, image.array, unary, truth, spacing=image.spacing)
+        costs, features = (None, unary) if self.unary_kind == "features" else (unary, None)
+        group = self._groups.get(name)
+        return Example(name, image.array, costs, truth, features, image.spacing, group)
 
 
 def _number_of(name: str) -> int:

@@ -27,11 +27,12 @@ from crfield.unary.costs import CUSTOMARY_CONFIDENCE
 
 DESCRIPTION_FILE = "dataset.json"
 CLASSES_FILE = "classes.txt"
+GROUPS_FILE = "groups.txt"
 UNARY_KINDS = ("probabilities", "logits", "log_probabilities", "costs", "features", "labels")
 
 # Label maps have 8 or 16 bits per pixel.
 _MAX_LABELS = 2**16
-_NOT_SPLITS = ("classes", "readme")
+_NOT_SPLITS = ("classes", "groups", "readme")
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,24 @@ def _each_once(names: list[str], path: Path) -> tuple[str, ...]:
                 f"{names.index(name)} and {number}; rename one of them."
             )
     return tuple(names)
+
+
+def read_groups(path: Path) -> dict[str, str]:
+    """The group of each name from lines `NAME GROUP`, whose last word is the group; nothing without
+    such a file.
+    """
+    if not os.path.lexists(path):
+        return {}
+    groups: dict[str, str] = {}
+    for line in read_lines(path):
+        words = line.rsplit(maxsplit=1)
+        if len(words) < 2 or words[0] in groups:
+            raise InputError(
+                f"{path} must give each image one group, got {shown(line)}; write one line NAME "
+                "GROUP per image."
+            )
+        groups[words[0]] = words[1]
+    return groups
 
 
 def read_split(root: Path, split: str) -> list[str]:

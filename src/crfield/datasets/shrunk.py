@@ -15,12 +15,13 @@ from crfield._core.validate import InputError, as_count
 
 @dataclass(frozen=True, eq=False)
 class ShrunkExample:
-    """Image, costs, true labels and spacing of an example on a coarser grid."""
+    """Image, costs, true labels, spacing and group of an example on a coarser grid."""
 
     image: NDArray[Any]
     unary: NDArray[Any]
     truth: NDArray[np.integer[Any]]
     spacing: Any = None
+    group: Any = None
 
 
 def fitting_factor(shapes: Sequence[tuple[int, ...]], n_pixels: int) -> int:
@@ -63,6 +64,7 @@ class Shrunk(Sequence[ShrunkExample]):
             self._mean(np.asarray(example.unary), grid),
             np.ascontiguousarray(sampled[inside]),
             getattr(example, "spacing", None),
+            getattr(example, "group", None),
         )
 
     def _mean(self, array: NDArray[Any], grid: tuple[int, ...]) -> NDArray[Any]:

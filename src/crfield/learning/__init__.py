@@ -21,11 +21,13 @@ from crfield.learning.learner import (
 )
 from crfield.learning.objective import DatasetObjective, Example
 from crfield.learning.parameters import LEARNABLE, Parameters
+from crfield.learning.recalibration import FORMS
 from crfield.learning.report import write_report
-from crfield.learning.start import FAMILIES, starting_model
+from crfield.learning.start import FAMILIES, choose_start, starting_model
 
 __all__ = [
     "FAMILIES",
+    "FORMS",
     "LEARNABLE",
     "METRICS",
     "OPTIMIZERS",
@@ -36,6 +38,7 @@ __all__ = [
     "Parameters",
     "SearchReport",
     "approximate_likelihood",
+    "choose_start",
     "generative_kernel",
     "grid_search",
     "learn",

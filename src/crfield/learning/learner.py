@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from crfield._core.checkpoints import Checkpoint, digest
-from crfield._core.optimize import OPTIMIZERS, Batches, Vector, minimize
+from crfield._core.optimize import DETERMINISTIC, OPTIMIZERS, Batches, Vector, minimize
 from crfield._core.progress import shown_progress
 from crfield._core.resources import drop_arenas
 from crfield._core.validate import (
@@ -24,6 +24,7 @@ from crfield._core.validate import (
 from crfield.dense.files import describe
 from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF
+from crfield.learning.folds import Choice, Told, fold_numbers
 from crfield.learning.losses import (
     CLASS_POWER,
     VOID,
@@ -42,6 +43,7 @@ from crfield.learning.objective import (
     Example,
     Point,
     as_examples,
+    can_choose,
     check_labeled,
     count_labels,
     fingerprint,
@@ -50,7 +52,8 @@ from crfield.learning.objective import (
     visit,
     with_inference,
 )
-from crfield.learning.parameters import LEARNABLE, Parameters, as_ridge
+from crfield.learning.parameters import Parameters, as_ridge, ridge_for_one
+from crfield.learning.strength import Fixed, Start, Trial, choose_strength
 from crfield.metrics import as_label_map, mean_iou
 
 LOSSES: dict[str, type[Loss]] = {
@@ -60,8 +63,7 @@ LOSSES: dict[str, type[Loss]] = {
     "iou": IntersectionOverUnion,
 }
 
-# The ridge that one image's worth of evidence outweighs, on changes measured in each parameter's
-# typical change; divided by the number of images. See experiments/results/msrc21_learning.md.
+# The ridge, for one image, where there are too few images to choose it by folds.
 RIDGE_FOR_ONE_IMAGE = 0.02
 
 # What of inference a checkpoint depends on.
@@ -80,6 +82,7 @@ class LearningReport:
     best_iteration, best_model : the one returned.
     stopped : why learning ended.
     start_model : where learning began.
+    choices : what folds chose before.
     settings : facts about the run.
     """
 
@@ -94,6 +97,7 @@ class LearningReport:
     best_model: DenseCRF | None = None
     stopped: str = ""
     start_model: DenseCRF | None = None
+    choices: list[Choice] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -130,19 +134,19 @@ def make_loss(
 def ridge_of(l2: Mapping[str, float] | None, n_examples: int) -> dict[str, float]:
     """The ridge of each group of parameters: what `l2` says, else what suits `n_examples` images.
     """
-    usual = dict.fromkeys((*LEARNABLE, "off_diagonal"), RIDGE_FOR_ONE_IMAGE / n_examples)
+    usual = ridge_for_one(RIDGE_FOR_ONE_IMAGE, n_examples)
     return usual if l2 is None else {**usual, **as_ridge(l2)}
 
 
 def learn(
-    model: DenseCRF,
+    model: DenseCRF | Start,
     examples: Sequence[Example],
     *,
     loss: str | Loss = "iou",
     learn: Sequence[str] = ("compatibility", "kernel"),
     optimizer: str = "cg",
     inference: Inference | None = None,
-    l2: Mapping[str, float] | None = None,
+    l2: Mapping[str, float] | str = "auto",
     max_iter: int = 20,
     tol: float = 1e-2,
     patience: int = 5,
@@ -157,6 +161,7 @@ def learn(
     resume: bool = True,
     callback: Callable[[int, LearningReport], Any] | None = None,
     progress: bool = False,
+    told: Told = lambda *_: None,
 ) -> Learned:
     """Minimize a loss over the marginals of mean-field inference by the model's parameters.
 
@@ -164,7 +169,8 @@ def learn(
 
     Parameters
     ----------
-    model : where to start; its compatibilities' families and its kernels are what is learned.
+    model : where to start; its compatibilities' families and its kernels are what is learned. Or
+        what makes a start of any part of the images, such as `choose_start`.
     examples : a sequence of images with costs and true labels, looked up by index in every pass.
     loss : "iou" (over the whole set), "hamming", "robust", "log_likelihood", or a `Loss`.
     learn : what to learn, of "unary" (a recalibration of the costs, L (L + 1) numbers that overfit
@@ -179,7 +185,9 @@ def learn(
         0 never does.
     l2 : ridge towards the prior for each group of parameters and for "off_diagonal" of a symmetric
         compatibility, on changes in units of what each parameter typically changes by
-        (`Parameters.scale`); by default it shrinks with the number of images.
+        (`Parameters.scale`). With "auto" three folds of the images choose one ridge for all, or to
+        stay at the start; fewer than six images get one that suits few. Groups that are not named
+        get the same.
     validation : examples to stop on; the iterate with the best mean IoU there is returned, and
         learning stops after `patience` iterations without a better one.
     n_jobs : images at a time, through joblib; what is learned does not depend on it.
@@ -191,6 +199,7 @@ def learn(
     resume : whether to go on from an existing checkpoint.
     callback : called as callback(iteration, report) after each iteration; True stops.
     progress : whether to show a bar of the iterations.
+    told : called as told(what is chosen, steps done, steps in all) while folds choose.
     """
     as_examples(examples)
     if validation is not None:
@@ -201,34 +210,60 @@ def learn(
         as_positive_number(step_size, "step_size"), as_count(seed, "seed", 0),
     )
     as_choice(optimizer, "optimizer", OPTIMIZERS)
-    settled = settle(inference, model)
-    if model.size is None:
-        model = replace(model, size=mean_size(examples))
-    parameters = Parameters(with_inference(model, settled), learn, project=project, prior=prior)
+    by_folds = isinstance(l2, str) and as_choice(l2, "l2", ("auto",)) == "auto"
+    ridge = ridge_of(None if isinstance(l2, str) else l2, len(examples))
+    is_fixed = isinstance(model, DenseCRF)
+    given = model if isinstance(model, DenseCRF) else model.learned_from(range(len(examples)))
+    settled = settle(inference, given)
+    if given.size is None:
+        given = replace(given, size=mean_size(examples))
+    parameters = Parameters(with_inference(given, settled), learn, project=project, prior=prior)
     chosen = loss if isinstance(loss, Loss) else make_loss(
-        loss, examples, model.n_labels, void=customary_void(model.n_labels)
-    )
-    ridge = ridge_of(l2, len(examples))
-    run = _Run(
-        DatasetObjective(parameters, examples, chosen, settled, l2=ridge, n_jobs=n_jobs),
-        validation, as_scalar(tol, "tol"), as_count(patience, "patience"),
+        loss, examples, given.n_labels, void=customary_void(given.n_labels)
     )
     settings = {
-        "learn": list(learn), "context": list(model.context), "optimizer": optimizer,
+        "learn": list(learn), "context": list(given.context), "optimizer": optimizer,
         "loss": type(chosen).__name__,
         "inference": {name: getattr(settled, name) for name in _PART_OF_A_RUN},
         "n_examples": len(examples), "seed": batches.seed, "batch_size": batches.batch_size,
-        "step_size": batches.step_size, "l2": ridge, "project": project, "tol": run.tol,
+        "step_size": batches.step_size, "l2": "auto" if by_folds else ridge, "project": project,
+        "tol": as_scalar(tol, "tol"),
     }
-    run.report.settings = {**settings, "max_iter": max_iter}
-    if checkpoint is not None:
-        run.checkpoint = Checkpoint(
-            checkpoint, {**settings, **_facts_of(run)}, resume=resume
-        )
-    bar = shown_progress("iteration", iterations, callback) if progress else nullcontext(callback)
+    evaluations = Evaluations(None if checkpoint is None else Checkpoint(
+        checkpoint, {
+            **settings, **_facts(chosen, examples, validation),
+            # A start that was made of the data is told by them.
+            "start": digest(*describe(given)) if is_fixed else "made of the data",
+            "prior": None if prior is None else digest({}, {"prior": parameters.prior}),
+        }, resume=resume,
+    ))
+    choices = list(getattr(model, "choices", ()))
+    stays = False  # whether folds support no change of the start
     try:
+        if by_folds and iterations and can_choose(examples):
+            kind = optimizer if optimizer in DETERMINISTIC else "cg"
+            trial = Trial(learn, chosen, settled, kind, project, n_jobs, evaluations, told)
+            strength, choice = choose_strength(
+                Fixed(model) if isinstance(model, DenseCRF) else model, examples,
+                fold_numbers(examples, batches.seed), trial,
+            )
+            choices.append(choice)
+            ridge = ridge_for_one(strength or 0.0, len(examples))
+            stays = strength is None
+        run = _Run(
+            DatasetObjective(parameters, examples, chosen, settled, l2=ridge, n_jobs=n_jobs),
+            evaluations, validation, as_scalar(tol, "tol"), as_count(patience, "patience"),
+        )
+        run.report.settings = {**settings, "l2": ridge, "max_iter": max_iter}
+        run.report.choices = choices
+        bar = (
+            shown_progress("iteration", iterations, callback) if progress
+            else nullcontext(callback)
+        )
         with bar as run.callback:
-            if not run.watch(parameters.start) and iterations:
+            if not run.watch(parameters.start) and stays:
+                run.report.stopped = "folds of the images support no change of the start"
+            elif not run.report.stopped and iterations:
                 minimize(
                     run.slope, parameters.start, optimizer, max_iter=iterations,
                     callback=run.watch, batches=batches, scale=parameters.scale,
@@ -238,33 +273,58 @@ def learn(
     return run.result(iterations)
 
 
-def _facts_of(run: _Run) -> dict[str, Any]:
-    """Data, loss and model, by which a run is told from others."""
-    loss, parameters = run.objective.loss, run.objective.parameters
+def _facts(
+    loss: Loss, examples: Sequence[Example], validation: Sequence[Example] | None
+) -> dict[str, Any]:
+    """Data and loss, by which a run is told from others."""
     numbers = {
         f"loss.{name}": np.asarray(value).tolist() for name, value in vars(loss).items()
         if isinstance(value, int | float | np.ndarray)
     }
     return {
-        "data": fingerprint(run.objective.examples),
-        "validation": None if run.validation is None else fingerprint(run.validation),
-        "start": digest(*describe(parameters.model)),
-        "prior": digest({}, {"prior": parameters.prior}), **numbers,
+        "data": fingerprint(examples),
+        "validation": None if validation is None else fingerprint(validation), **numbers,
     }
+
+
+class Evaluations:
+    """Objectives at vectors, from a checkpoint while that has them."""
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self._checkpoint = checkpoint
+        self.count = 0
+
+    def __call__(
+        self, objective: DatasetObjective, vector: Vector, indices: Sequence[int] | None = None
+    ) -> Point:
+        """The objective at a vector, over all of its examples or those of a mini-batch."""
+        self.count += 1
+        known = None if self._checkpoint is None else self._checkpoint.recall(vector)
+        if known is not None:
+            (value, loss), gradient, counts = known
+            n_labels = objective.parameters.model.n_labels
+            confusion = counts.reshape(n_labels, n_labels).astype(np.int64)
+            return Point(float(value), float(loss), gradient, confusion)
+        point = objective(vector, indices)
+        if self._checkpoint is not None:
+            self._checkpoint.append(
+                vector, [point.value, point.loss], point.gradient, point.confusion
+            )
+        return point
 
 
 class _Run:
     """One run of `learn`: what was evaluated, how it goes, and whether it is time to stop."""
 
     def __init__(
-        self, objective: DatasetObjective, validation: Sequence[Example] | None, tol: float,
-        patience: int,
+        self, objective: DatasetObjective, evaluations: Evaluations,
+        validation: Sequence[Example] | None, tol: float, patience: int,
     ) -> None:
         self.objective = objective
+        self.evaluations = evaluations
         self.validation = validation
         self.tol, self.patience = tol, patience
         self.callback: Callable[..., Any] | None = None
-        self.checkpoint: Checkpoint | None = None
         start = objective.parameters.build(objective.parameters.start)
         self.report = LearningReport(start_model=start)
         self._values: list[float] = []
@@ -278,23 +338,12 @@ class _Run:
         return point.value, point.gradient
 
     def evaluate(self, vector: Vector, indices: Sequence[int] | None) -> Point:
-        """The objective at a vector, from the checkpoint while that has it."""
+        """The objective at a vector."""
         key = vector.tobytes()
         if indices is None and self._latest is not None and self._latest[0] == key:
             return self._latest[1]
-        known = None if self.checkpoint is None else self.checkpoint.recall(vector)
-        if known is None:
-            point = self.objective(vector, indices)
-            if self.checkpoint is not None:
-                self.checkpoint.append(
-                    vector, [point.value, point.loss], point.gradient, point.confusion
-                )
-        else:
-            (value, loss), gradient, counts = known
-            n_labels = self.objective.parameters.model.n_labels
-            confusion = counts.reshape(n_labels, n_labels).astype(np.int64)
-            point = Point(float(value), float(loss), gradient, confusion)
-        self.report.n_evaluations += 1
+        point = self.evaluations(self.objective, vector, indices)
+        self.report.n_evaluations = self.evaluations.count
         self._latest = (key, point) if indices is None else None
         return point
 

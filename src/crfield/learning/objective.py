@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -52,6 +52,10 @@ _SIZED = 16  # images that tell the size of all
 # at 8 and twice as much again at 16, on images of 213 x 320.
 _MOST_THREADS = 4
 
+N_FOLDS = 3
+# Fewer images than this leave too few in a fold to choose anything by.
+_LEAST_IMAGES = 2 * N_FOLDS
+
 Confusion = NDArray[np.int64]
 Result = TypeVar("Result")
 
@@ -59,7 +63,8 @@ Result = TypeVar("Result")
 class Example(Protocol):
     """One image to learn from.
 
-    It may also have a `spacing`, the distance between grid neighbors along each axis (d,).
+    It may also have a `spacing`, the distance between grid neighbors along each axis (d,), and a
+    `group` of images that choices by folds keep together, such as the frames of a film.
     """
 
     @property
@@ -174,6 +179,20 @@ def unroll(
 def spacing_of(example: Example) -> Any:
     """The distance between grid neighbors along each axis (d,), None where it is 1."""
     return getattr(example, "spacing", None)
+
+
+def group_of(example: Example, index: int) -> Hashable:
+    """What an example belongs to: its group, or its own index."""
+    group = getattr(example, "group", None)
+    return index if group is None else ("group", group)
+
+
+def can_choose(examples: Sequence[Example]) -> bool:
+    """Whether there are enough images, and groups of them, to choose anything by folds."""
+    if len(examples) < _LEAST_IMAGES:
+        return False
+    groups = {group_of(examples[index], index) for index in range(len(examples))}
+    return len(groups) >= N_FOLDS
 
 
 def check_example(model: DenseCRF, example: Example) -> None:

@@ -54,6 +54,22 @@ def as_ridge(l2: Any) -> dict[str, float]:
     return {name: as_not_negative(value, f"l2 of {name}") for name, value in l2.items()}
 
 
+def ridge_for_one(l2: float, n_examples: int) -> dict[str, float]:
+    """The ridge of each group of parameters that is `l2` for one image, for so many images."""
+    return dict.fromkeys((*LEARNABLE, "off_diagonal"), l2 / n_examples)
+
+
+def recalibration_scale(model: DenseCRF) -> Vector:
+    """By how much each entry of a model's recalibration (L, F + 1) typically changes."""
+    n = model.n_labels
+    scale = np.full(model.recalibration.shape, _TYPICAL_CHANGE["unary"])
+    scale[:, n:-1] = _TYPICAL_CHANGE["place"]
+    if "presence" in model.context:
+        scale[:, n : 2 * n] = _TYPICAL_CHANGE["presence"]
+    scale[:, -1] = _TYPICAL_CHANGE["constant"]
+    return scale
+
+
 @dataclass(frozen=True)
 class ModelGradient:
     """Gradients of one image or the sum over many, by the model's raw quantities.
@@ -129,15 +145,10 @@ class Parameters:
     def _scale(self, piece: tuple[str, int | None, str, Vector]) -> Vector:
         """By how much each entry of a piece moves before the marginals change notably."""
         group, number, _, values = piece
-        scale = np.full(values.shape, _TYPICAL_CHANGE[group])
         if number is None:
-            n = self.model.n_labels
-            columns = scale.reshape(n, -1)
-            columns[:, n:-1] = _TYPICAL_CHANGE["place"]
-            if "presence" in self.model.context:
-                columns[:, n : 2 * n] = _TYPICAL_CHANGE["presence"]
-            columns[:, -1] = _TYPICAL_CHANGE["constant"]
-        elif group == "compatibility":
+            return recalibration_scale(self.model).ravel()
+        scale = np.full(values.shape, _TYPICAL_CHANGE[group])
+        if group == "compatibility":
             compatibility = self.model.terms[number].compatibility
             if isinstance(compatibility, Symmetric):  # not logarithms: relative to the matrix
                 scale[:] = _TYPICAL_CHANGE["entry"] * max(float(np.abs(values).max()), 1.0)

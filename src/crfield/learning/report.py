@@ -83,6 +83,7 @@ def write_report(
     document = page(title, [
         _summary(report),
         results,
+        _choices(report),
         _curves(report),
         _agreement("Training images", report.confusions, report.best_iteration, names),
         _agreement("Validation images", report.validation_confusions, report.best_iteration, names),
@@ -135,6 +136,32 @@ def _summary(report: LearningReport) -> str:
     if n_iterations >= 0:
         tiles.append(tile("iteration kept", f"{kept} of {n_iterations}"))
     return row(tiles)
+
+
+def _choices(report: LearningReport) -> str:
+    """What folds chose: for each choice its scores as a curve and as a table."""
+    if not report.choices:
+        return ""
+    parts = [heading("Chosen by folds"), paragraph(
+        "Each third of the images was scored with what was learned from the other two. The options "
+        "go from the one that changes least to the one that changes most; the dashed line marks "
+        "the one that was taken, the first that is not clearly behind the best."
+    )]
+    for choice in report.choices:
+        scores = _svg.Curve("mean IoU", [100 * score for score in choice.scores])
+        rows = [
+            (option, _percent(score), "taken" if number == choice.chosen else "")
+            for number, (option, score) in enumerate(
+                zip(choice.options, choice.scores, strict=True)
+            )
+        ]
+        parts += [heading(choice.what.capitalize(), 3), row([
+            figure("mean IoU on the images left out, %", _svg.line_chart(
+                [scores], mark=choice.chosen
+            )),
+            table((choice.what, "mean IoU", ""), rows),
+        ])]
+    return "".join(parts)
 
 
 def _curves(report: LearningReport) -> str:

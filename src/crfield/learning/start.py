@@ -4,30 +4,104 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from crfield._core.validate import as_choice
 from crfield.datasets.shrunk import Shrunk, fitting_factor
 from crfield.dense.compatibility import Compatibility, Diagonal, Potts, Symmetric
+from crfield.dense.context import CONTEXTS
 from crfield.dense.kernels import Bilateral, Kernel, Spatial
 from crfield.dense.meanfield import Inference
 from crfield.dense.model import DenseCRF, Pairwise
 from crfield.dense.observation import observe
+from crfield.learning.folds import Choice, Told, fold_numbers
 from crfield.learning.losses import Loss
-from crfield.learning.objective import Example, as_examples, image_totals, settle, visit
+from crfield.learning.objective import (
+    Example,
+    as_examples,
+    can_choose,
+    image_totals,
+    settle,
+    visit,
+)
+from crfield.learning.recalibration import FORMS, Recalibration, choose_recalibration
+from crfield.learning.strength import Fixed, Start
 
 FAMILIES = ("potts", "diagonal", "symmetric")
 
 # What is tried: widths as shares of the mean side of an image and of the spread of its colors.
 _SPATIAL_SHARE = 0.012
-_BILATERAL_SHARES, _COLOR_SHARES, _WEIGHTS = (0.1, 0.25), (0.1, 0.2), (2.0, 6.0)
-_MOST_IMAGES, _MOST_PIXELS = 12, 6000
+_BILATERAL_SHARES, _COLOR_SHARES, _WEIGHTS = (0.05, 0.1, 0.25), (0.1, 0.2), (1.0, 2.0, 4.0, 8.0)
+_MOST_IMAGES, _MOST_PIXELS = 40, 6000
+
+
+@dataclass(frozen=True)
+class ChosenStart:
+    """A start whose recalibration is learned from the images that it may know.
+
+    recalibration : of the unaries.
+    terms : pairwise terms.
+    """
+
+    recalibration: Recalibration
+    terms: Sequence[Pairwise]
+
+    @property
+    def choices(self) -> list[Choice]:
+        """What folds chose."""
+        return [self.recalibration.choice]
+
+    def learned_from(self, images: Sequence[int]) -> DenseCRF:
+        """The model whose recalibration is learned from these images alone."""
+        return replace(self.recalibration.learned_from(images), terms=self.terms)
+
+
+def choose_start(
+    n_labels: int, examples: Sequence[Example], loss: Loss, *, family: str = "symmetric",
+    forms: Sequence[str] = FORMS, contexts: Sequence[str] = CONTEXTS,
+    inference: Inference | None = None, n_jobs: int = 1, seed: int = 0,
+    told: Told = lambda *_: None,
+) -> Start:
+    """Where to start for `learn`: a recalibration whose form and strength folds of the images
+    choose, and the `starting_model` of what it makes of the unaries.
+
+    Of fewer than six images it is the `starting_model` alone, which sees a context where that is
+    the only form.
+
+    Parameters
+    ----------
+    n_labels : number of labels L.
+    examples, loss, family, inference, n_jobs : as for `starting_model`.
+    forms : of the recalibration, those that may be chosen: some of `FORMS`.
+    contexts : what a recalibration of the form "context" sees, of "presence", "position", "color".
+    seed : of the folds and of the pixels that are sampled.
+    told : called as told(what is chosen, steps done, steps in all).
+    """
+    as_examples(examples)
+    options: dict[str, Any] = {"family": family, "inference": inference, "n_jobs": n_jobs}
+    if not can_choose(examples):
+        model = starting_model(n_labels, examples, loss, **options)
+        if tuple(forms) == ("context",):
+            first = examples[0]
+            n_channels = np.size(first.image) // np.size(first.truth)
+            model = model.with_context(contexts, np.ndim(first.truth), n_channels)
+        return Fixed(model)
+    folds = fold_numbers(examples, seed)
+    recalibration = choose_recalibration(
+        n_labels, examples, loss, folds, forms, contexts, seed, told
+    )
+    told("pairwise terms", 0, 1)
+    unary = recalibration.learned_from(range(len(examples)))
+    found = starting_model(n_labels, examples, loss, unary=unary, **options)
+    return ChosenStart(recalibration, found.terms)
 
 
 def starting_model(
     n_labels: int, examples: Sequence[Example], loss: Loss, *, family: str = "symmetric",
-    inference: Inference | None = None, n_jobs: int = 1,
+    inference: Inference | None = None, n_jobs: int = 1, unary: DenseCRF | None = None,
 ) -> DenseCRF:
     """A spatial and a bilateral term, the best of a few on a few small versions of the examples.
 
@@ -39,6 +113,7 @@ def starting_model(
     inference : how marginals are computed, as for `learn`.
     family : of the bilateral term's compatibility, "potts", "diagonal" or "symmetric".
     n_jobs : images at a time, through joblib.
+    unary : a model without terms, whose recalibration the terms go with; by default none.
     """
     as_choice(family, "family", FAMILIES)
     as_examples(examples)
@@ -50,7 +125,8 @@ def starting_model(
     factor = fitting_factor([np.shape(e.truth) for e in sample], _MOST_PIXELS)
     shrunk = Shrunk(sample, factor)
     small = [shrunk[index] for index in range(len(shrunk))]
-    settled = settle(inference, DenseCRF(n_labels))
+    alone = DenseCRF(n_labels) if unary is None else unary
+    settled = settle(inference, alone)
 
     def loss_of(model: DenseCRF) -> float:
         totals = visit(
@@ -65,14 +141,14 @@ def starting_model(
         kernels: list[Kernel] = [spatial]
         if spread > 0:  # an image without contrast has no edges to follow
             kernels.append(Bilateral(share * side, color * spread))
-        candidates.append(DenseCRF(n_labels, [
+        candidates.append(replace(alone, terms=[
             Pairwise(kernel, Potts(weight / (1 + (kernel is spatial)))) for kernel in kernels
         ]))
     best = min(candidates, key=loss_of)
     *before, last = best.terms
     assert isinstance(last.compatibility, Potts)
     compatibility = of_family(family, last.compatibility.weight, n_labels)
-    return DenseCRF(n_labels, [*before, Pairwise(last.kernel, compatibility)])
+    return replace(alone, terms=[*before, Pairwise(last.kernel, compatibility)])
 
 
 def of_family(family: str, weight: float, n_labels: int) -> Compatibility:
