@@ -9,7 +9,7 @@ from crfield.estimators import TrainingImage
 from crfield.learning import FORMS, choose_start, learn, make_loss
 from crfield.learning.folds import fold_numbers
 from crfield.learning.losses import IntersectionOverUnion, LogLikelihood
-from crfield.learning.recalibration import Pixels, _Fit, choose_recalibration
+from crfield.learning.recalibration import CrossFitted, Pixels, _Fit, choose_recalibration
 from crfield.metrics import confusion_matrix, mean_iou
 from reference import central_differences
 from refusal import refusal
@@ -137,6 +137,21 @@ def test_a_fold_knows_nothing_of_the_other_images():
         for r in (one, other)
     ]
     assert np.array_equal(matrices[0].recalibration, matrices[1].recalibration)
+
+
+def test_cross_fitted_costs_are_those_of_the_other_folds():
+    examples = images(9, lambda costs, rng: costs * [0.5, 1, 1])
+    folds = fold_numbers(examples)
+    recalibration = choose_recalibration(
+        N_LABELS, examples, IntersectionOverUnion(), folds, ("context",)
+    )
+    crossed = CrossFitted(recalibration, examples, folds)
+    assert len(crossed) == 9
+    model = recalibration.learned_from(np.flatnonzero(folds != folds[4]).tolist())
+    found = model.infer(examples[4].image, examples[4].unary)  # without terms, softmax(-costs)
+    q = np.exp(-crossed[4].unary)
+    np.testing.assert_allclose(q / q.sum(-1, keepdims=True), found.marginals, atol=1e-6)
+    assert crossed[4].truth is examples[4].truth
 
 
 def test_context_is_what_all_images_have():

@@ -14,8 +14,8 @@ from crfield._core.validate import InputError, as_count
 
 
 @dataclass(frozen=True, eq=False)
-class ShrunkExample:
-    """Image, costs, true labels, spacing and group of an example on a coarser grid."""
+class PlainExample:
+    """Image, costs, true labels, spacing and group of an example that was made of another."""
 
     image: NDArray[Any]
     unary: NDArray[Any]
@@ -32,7 +32,7 @@ def fitting_factor(shapes: Sequence[tuple[int, ...]], n_pixels: int) -> int:
     return min(wanted, min(min(shape) for shape in shapes))
 
 
-class Shrunk(Sequence[ShrunkExample]):
+class Shrunk(Sequence[PlainExample]):
     """All `examples` with their sides divided by `factor`, each computed when it is asked for.
 
     Intensities and costs are means over blocks of factor^d pixels. The true label is that of the
@@ -59,7 +59,7 @@ class Shrunk(Sequence[ShrunkExample]):
         sampled = truth[(slice(middle, None, self._factor),) * truth.ndim]
         grid = tuple(side // self._factor for side in truth.shape)
         inside = tuple(slice(0, side) for side in grid)
-        return ShrunkExample(
+        return PlainExample(
             self._mean(np.asarray(example.image), grid),
             self._mean(np.asarray(example.unary), grid),
             np.ascontiguousarray(sampled[inside]),

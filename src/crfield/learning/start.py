@@ -27,7 +27,12 @@ from crfield.learning.objective import (
     settle,
     visit,
 )
-from crfield.learning.recalibration import FORMS, Recalibration, choose_recalibration
+from crfield.learning.recalibration import (
+    FORMS,
+    CrossFitted,
+    Recalibration,
+    choose_recalibration,
+)
 from crfield.learning.strength import Fixed, Start
 
 FAMILIES = ("potts", "diagonal", "symmetric")
@@ -94,14 +99,13 @@ def choose_start(
         n_labels, examples, loss, folds, forms, contexts, seed, told
     )
     told("pairwise terms", 0, 1)
-    unary = recalibration.learned_from(range(len(examples)))
-    found = starting_model(n_labels, examples, loss, unary=unary, **options)
-    return ChosenStart(recalibration, found.terms)
+    crossed = CrossFitted(recalibration, examples, folds)
+    return ChosenStart(recalibration, starting_model(n_labels, crossed, loss, **options).terms)
 
 
 def starting_model(
     n_labels: int, examples: Sequence[Example], loss: Loss, *, family: str = "symmetric",
-    inference: Inference | None = None, n_jobs: int = 1, unary: DenseCRF | None = None,
+    inference: Inference | None = None, n_jobs: int = 1,
 ) -> DenseCRF:
     """A spatial and a bilateral term, the best of a few on a few small versions of the examples.
 
@@ -113,7 +117,6 @@ def starting_model(
     inference : how marginals are computed, as for `learn`.
     family : of the bilateral term's compatibility, "potts", "diagonal" or "symmetric".
     n_jobs : images at a time, through joblib.
-    unary : a model without terms, whose recalibration the terms go with; by default none.
     """
     as_choice(family, "family", FAMILIES)
     as_examples(examples)
@@ -125,8 +128,7 @@ def starting_model(
     factor = fitting_factor([np.shape(e.truth) for e in sample], _MOST_PIXELS)
     shrunk = Shrunk(sample, factor)
     small = [shrunk[index] for index in range(len(shrunk))]
-    alone = DenseCRF(n_labels) if unary is None else unary
-    settled = settle(inference, alone)
+    settled = settle(inference, DenseCRF(n_labels))
 
     def loss_of(model: DenseCRF) -> float:
         totals = visit(
@@ -141,14 +143,14 @@ def starting_model(
         kernels: list[Kernel] = [spatial]
         if spread > 0:  # an image without contrast has no edges to follow
             kernels.append(Bilateral(share * side, color * spread))
-        candidates.append(replace(alone, terms=[
+        candidates.append(DenseCRF(n_labels, [
             Pairwise(kernel, Potts(weight / (1 + (kernel is spatial)))) for kernel in kernels
         ]))
     best = min(candidates, key=loss_of)
     *before, last = best.terms
     assert isinstance(last.compatibility, Potts)
     compatibility = of_family(family, last.compatibility.weight, n_labels)
-    return replace(alone, terms=[*before, Pairwise(last.kernel, compatibility)])
+    return DenseCRF(n_labels, [*before, Pairwise(last.kernel, compatibility)])
 
 
 def of_family(family: str, weight: float, n_labels: int) -> Compatibility:
