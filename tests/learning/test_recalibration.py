@@ -176,15 +176,17 @@ def test_pixels_without_a_label_do_not_count():
 
 
 def test_the_start_goes_with_the_recalibration():
-    examples = images(6, lambda costs, rng: costs * [0.3, 1, 1])
+    examples = images(9, lambda costs, rng: costs * [0.3, 1, 1])
     loss = make_loss("iou", examples, N_LABELS)
     told = []
     start = choose_start(
         N_LABELS, examples, loss, family="potts", told=lambda *words: told.append(words)
     )
     assert told[0] == ("recalibration", 0, len(FORMS))
+    rest = chosen(examples[:8])  # less than three images per label: no context
+    assert not any(option.startswith("context") for option in rest.choice.options)
     assert told[-1] == ("pairwise terms", 0, 1)
-    model = start.learned_from(range(6))
+    model = start.learned_from(range(9))
     assert all(isinstance(term.compatibility, Potts) for term in model.terms)
     assert model.recalibration is not None
     learned = learn(start, examples, loss=loss, learn=("unary", "compatibility"), max_iter=1)

@@ -34,7 +34,9 @@ FORMS = ("none", "temperature", "scale", "matrix", "context")
 # Ridges from strong to weak, for one image; each is divided by the number of images.
 _STRENGTHS = (0.6, 0.2, 0.06, 0.02, 0.006, 0.002, 6e-4, 2e-4, 6e-5)
 # A form's weaker ridges are left out once so many in a row were worse than its best.
-_PATIENCE = 2
+_PATIENCE = 4
+# What a context knows of an image is one number per label: fewer images per label mislead.
+_IMAGES_PER_LABEL = 3
 _MOST_PIXELS = 100_000
 _ITERATIONS, _LAST_ITERATIONS = 10, 40
 _OPTIMIZER = "lbfgs" if find_spec("scipy") else "cg"
@@ -138,7 +140,8 @@ def choose_recalibration(
     told : how far the choice is.
     """
     given = _seeing(contexts, n_labels, examples)
-    if not given.context:
+    few = len(forms) > 1 and len(examples) < _IMAGES_PER_LABEL * n_labels
+    if few or not given.context:
         forms = [form for form in forms if form != "context"]
     pixels = _sample(given, examples, loss.void, seed)
     tried: list[tuple[str, float, Counts]] = []
