@@ -172,7 +172,7 @@ def learned(
         note(f"{checkpoint.stem} {iteration}/{LEARNING_ITERATIONS}", so_far.mean_ious[-1])
 
     return learn(
-        start, volumes, loss="iou", learn=groups, optimizer="lbfgs", inference=INFERENCE,
+        start, volumes, loss="iou", learn=groups, optimizer="lbfgs", inference=INFERENCE, l2={},
         max_iter=LEARNING_ITERATIONS, n_jobs=jobs, checkpoint=checkpoint, callback=progress,
     ).model
 
