@@ -7,12 +7,13 @@ import pytest
 
 from crfield import DenseCRF, Inference, Pairwise, Potts, Spatial
 from crfield.estimators import TrainingImage
-from crfield.learning import learn, make_loss, write_report
+from crfield.learning import choose_start, learn, make_loss, write_report
 from crfield.learning.folds import bundled, choose, fold_numbers
 from crfield.learning.objective import N_FOLDS, can_choose
 from crfield.learning.parameters import ridge_for_one
 from crfield.learning.strength import STRENGTHS
 from crfield.metrics import mean_iou
+from refusal import refusal
 from small_dataset import training_images
 
 pytest.importorskip("scipy")
@@ -37,11 +38,26 @@ def test_folds_are_even_and_keep_groups_together():
     assert sorted(np.bincount(folds)) == [6, 6, 6]
 
 
-def test_few_images_or_groups_are_too_few():
-    assert not can_choose([None] * 5)
-    assert can_choose([None] * 6)
-    assert not can_choose(films([5, 5]))
-    assert can_choose(films([3, 3, 1]))
+@pytest.mark.parametrize(("sizes", "n_labels", "expected"), [
+    ([1] * 5, 3, False), ([1] * 6, 3, True), ([5, 5], 3, False), ([3, 3, 1], 3, True),
+    ([1] * 6, 128, True), ([1] * 6, 129, False),
+])
+def test_few_images_or_groups_or_many_labels_cannot_choose(sizes, n_labels, expected):
+    examples = films(sizes)
+    for example in examples:
+        example.unary = np.zeros((2, 2, n_labels))
+    assert can_choose(examples) == expected
+
+
+def test_images_without_labels_are_refused():
+    void = [e._replace(truth=np.full(e.truth.shape, 255)) for e in noise(6)]
+    loss = make_loss("iou", void, 3)
+    for call in (
+        lambda: choose_start(3, void, loss), lambda: learn(START, void, inference=INFERENCE)
+    ):
+        assert "must have labeled pixels" in refusal(call)
+    part = [*void[:1], *noise(8)]
+    assert choose_start(3, part, loss).learned_from(range(9)).n_labels == 3
 
 
 def test_bundles_hold_every_image_once():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crfield.learning.objective import N_FOLDS, Example, group_of
+from crfield.learning.objective import N_FOLDS, Example, check_labeled, group_of
 from crfield.metrics import Counts, mean_iou, paired_bootstrap
 
 # Called as told(what is chosen, steps done, steps in all).
@@ -72,8 +72,9 @@ def choose(what: str, options: Sequence[str], counts: Sequence[Counts]) -> Choic
 
     counts : (N, L, L) of each option, of the same held-out images or bundles of them.
     """
+    check_labeled(counts[0])
     scores = [mean_iou(bundles.sum(axis=0)) for bundles in counts]
-    best = int(np.nanargmax(scores))
+    best = int(np.argmax(scores))
     labeled = counts[best].any(axis=(1, 2))
     for number in range(best):
         _, low, high = paired_bootstrap(

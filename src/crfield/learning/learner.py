@@ -186,8 +186,8 @@ def learn(
     l2 : ridge towards the prior for each group of parameters and for "off_diagonal" of a symmetric
         compatibility, on changes in units of what each parameter typically changes by
         (`Parameters.scale`). With "auto" three folds of the images choose one ridge for all, or to
-        stay at the start; fewer than six images get one that suits few. Groups that are not named
-        get the same.
+        stay at the start; fewer than six images, and more than 128 labels, get one that suits few
+        images. Groups that are not named get the same.
     validation : examples to stop on; the iterate with the best mean IoU there is returned, and
         learning stops after `patience` iterations without a better one.
     n_jobs : images at a time, through joblib; what is learned does not depend on it.

@@ -55,6 +55,8 @@ _MOST_THREADS = 4
 N_FOLDS = 3
 # Fewer images than this leave too few in a fold to choose anything by.
 _LEAST_IMAGES = 2 * N_FOLDS
+# Counts of each true label by each found one are kept for many options and images.
+_MOST_LABELS = 128
 
 Confusion = NDArray[np.int64]
 Result = TypeVar("Result")
@@ -188,8 +190,8 @@ def group_of(example: Example, index: int) -> Hashable:
 
 
 def can_choose(examples: Sequence[Example]) -> bool:
-    """Whether there are enough images, and groups of them, to choose anything by folds."""
-    if len(examples) < _LEAST_IMAGES:
+    """Whether there are enough images, groups of them, and few enough labels to choose by folds."""
+    if len(examples) < _LEAST_IMAGES or np.shape(examples[0].unary)[-1] > _MOST_LABELS:
         return False
     groups = {group_of(examples[index], index) for index in range(len(examples))}
     return len(groups) >= N_FOLDS

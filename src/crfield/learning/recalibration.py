@@ -37,7 +37,7 @@ _STRENGTHS = (0.6, 0.2, 0.06, 0.02, 0.006, 0.002, 6e-4, 2e-4, 6e-5)
 _PATIENCE = 4
 # What a context knows of an image is one number per label: fewer images per label mislead.
 _IMAGES_PER_LABEL = 3
-_MOST_PIXELS = 100_000
+_MOST_PIXELS, _MOST_NUMBERS = 100_000, 20_000_000
 _ITERATIONS, _LAST_ITERATIONS = 10, 40
 _OPTIMIZER = "lbfgs" if find_spec("scipy") else "cg"
 
@@ -277,10 +277,11 @@ def _sample(
     model: DenseCRF, examples: Sequence[Example], void: int | None, seed: int
 ) -> Pixels:
     """Pixels with a true label, as many of each image as there are or as bring their number to
-    `_MOST_PIXELS`.
+    `_MOST_PIXELS`, or that of their features to `_MOST_NUMBERS`.
     """
     rng = np.random.default_rng(seed)
-    most = max(1, _MOST_PIXELS // len(examples))
+    in_all = min(_MOST_PIXELS, _MOST_NUMBERS // model.recalibration.shape[1])
+    most = max(1, in_all // len(examples))
     features, truths, images = [], [], []
     for index in range(len(examples)):
         example = examples[index]

@@ -73,8 +73,8 @@ def choose_start(
     """Where to start for `learn`: a recalibration whose form and strength folds of the images
     choose, and the `starting_model` of what it makes of the unaries.
 
-    Of fewer than six images it is the `starting_model` alone, which sees a context where that is
-    the only form.
+    Of fewer than six images, or more than 128 labels, it is the `starting_model` alone, which sees
+    a context where that is the only form.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def choose_start(
     """
     as_examples(examples)
     options: dict[str, Any] = {"family": family, "inference": inference, "n_jobs": n_jobs}
-    if not can_choose(examples):
+    if tuple(forms) == ("none",) or not can_choose(examples):
         model = starting_model(n_labels, examples, loss, **options)
         if tuple(forms) == ("context",):
             first = examples[0]
