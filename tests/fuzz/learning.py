@@ -11,8 +11,9 @@ from PIL import Image
 from crfield import DenseCRF, Inference, Pairwise, datasets, metrics
 from crfield.compat.pydensecrf import densecrf, utils
 from crfield.datasets.words import letter_image
-from crfield.learning import learn
+from crfield.learning import choose_start, learn
 from crfield.learning.learner import LOSSES
+from crfield.learning.losses import IntersectionOverUnion
 from crfield.patterns.variability import variability
 from crfield.show import pictures
 from tests.fuzz.calls import Call, check_sums, require
@@ -28,15 +29,19 @@ class Example:
 
 
 def make_learn(maker: Maker) -> Call:
-    """learn on two tiny images, for one iteration."""
+    """learn on two tiny images, or on enough of them to choose by folds, for one iteration."""
     rng = maker.rng
     labels, grid = maker.count(2, 3), (maker.count(2, 5), maker.count(2, 5))
     parts = spoiled(maker, {
         "image": rng.integers(0, 256, (*grid, 3)).astype(np.uint8),
         "unary": rng.uniform(0, 3, (*grid, labels)), "truth": rng.integers(0, labels, grid),
     })
-    other = Example(rng.uniform(0, 255, (*grid, 3)), rng.uniform(0, 3, (*grid, labels)),
-                    rng.integers(0, labels, grid))
+    others = [
+        Example(rng.uniform(0, 255, (*grid, 3)), rng.uniform(0, 3, (*grid, labels)),
+                rng.integers(0, labels, grid))
+        for _ in range(maker.pick([1] * 19 + [6]))
+    ]
+    starts = len(others) > 1 and bool(maker.count(0, 1))
     gentle = Maker([maker.count(0, 10**6)], hostile=False)
     terms = [Pairwise(gentle.kernel(2, 3, {}), gentle.compatibility(labels), 1.0)
              for _ in range(maker.count(0, 2))]
@@ -49,10 +54,11 @@ def make_learn(maker: Maker) -> Call:
     })
 
     def run() -> Any:
-        learned = learn(
-            DenseCRF(labels, terms), [Example(**parts), other], **options,
-            inference=Inference("concave", "exact", max_iter=2),
-        )
+        examples, inference = [Example(**parts), *others], Inference("concave", "exact", max_iter=2)
+        start = choose_start(
+            labels, examples, IntersectionOverUnion(), forms=("none", "scale"), inference=inference
+        ) if starts else DenseCRF(labels, terms)
+        learned = learn(start, examples, **options, inference=inference)
         return [learned.report.losses, [term.weight for term in learned.model.terms]]
 
     def check(found: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ def fold_numbers(examples: Sequence[Example], seed: int = 0) -> NDArray[np.intp]
 
     Examples with the same `group`, such as frames of one film, share a fold.
     """
-    owners: dict[Hashable, list[int]] = {}
+    owners: dict[str | int, list[int]] = {}
     for index in range(len(examples)):
         owners.setdefault(group_of(examples[index], index), []).append(index)
     members = list(owners.values())

@@ -242,7 +242,9 @@ def learn(
     try:
         if by_folds and iterations and can_choose(examples):
             kind = optimizer if optimizer in DETERMINISTIC else "cg"
-            trial = Trial(learn, chosen, settled, kind, project, n_jobs, evaluations, told)
+            trial = Trial(
+                given.n_labels, learn, chosen, settled, kind, project, n_jobs, evaluations, told
+            )
             strength, choice = choose_strength(
                 Fixed(model) if isinstance(model, DenseCRF) else model, examples,
                 fold_numbers(examples, batches.seed), trial,

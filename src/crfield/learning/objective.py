@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -145,7 +146,7 @@ def mean_size(examples: Sequence[Example]) -> float:
     """The mean size of the images of some of the examples, in the units of their spacing."""
     chosen = np.linspace(0, len(examples) - 1, min(len(examples), _SIZED)).astype(int)
     sized = (examples[int(index)] for index in chosen)
-    grids = (observe(np.shape(e.truth), spacing=spacing_of(e)) for e in sized)
+    grids = (observe(as_array(e.truth, "truth").shape, spacing=spacing_of(e)) for e in sized)
     return float(np.mean([image_size(each.grid, each.spacing) for each in grids]))
 
 
@@ -159,7 +160,7 @@ def unroll(
     assert inference.algorithm is not None
     assert inference.max_iter is not None
     assert inference.threads is not None
-    check_example(model, example)
+    check_example(model.n_labels, example)
     raw = as_floats(example.unary, "unary")
     check_magnitude(raw, "unary")
     observation = observe(raw.shape[:-1], example.image, spacing=spacing_of(example))
@@ -183,21 +184,24 @@ def spacing_of(example: Example) -> Any:
     return getattr(example, "spacing", None)
 
 
-def group_of(example: Example, index: int) -> Hashable:
+def group_of(example: Example, index: int) -> str | int:
     """What an example belongs to: its group, or its own index."""
     group = getattr(example, "group", None)
-    return index if group is None else ("group", group)
+    return index if group is None else str(group)
 
 
 def can_choose(examples: Sequence[Example]) -> bool:
     """Whether there are enough images, groups of them, and few enough labels to choose by folds."""
-    if len(examples) < _LEAST_IMAGES or np.shape(examples[0].unary)[-1] > _MOST_LABELS:
+    if len(examples) < _LEAST_IMAGES:
+        return False
+    shape = as_array(examples[0].unary, "unary").shape
+    if shape and shape[-1] > _MOST_LABELS:
         return False
     groups = {group_of(examples[index], index) for index in range(len(examples))}
     return len(groups) >= N_FOLDS
 
 
-def check_example(model: DenseCRF, example: Example) -> None:
+def check_example(n_labels: int, example: Example) -> None:
     """Refuse costs for other labels, and a truth of another size or that is none."""
     costs, given = as_array(example.unary, "unary").shape, as_array(example.truth, "truth")
     truth, dtype = given.shape, given.dtype
@@ -205,16 +209,28 @@ def check_example(model: DenseCRF, example: Example) -> None:
         raise InputError(
             f"truth must hold whole numbers, got {dtype}; pass one integer label per variable."
         )
-    if len(costs) < 2 or costs[-1] != model.n_labels:
+    if len(costs) < 2 or costs[-1] != n_labels:
         raise InputError(
-            f"unary must have shape (*grid, {model.n_labels}) for {model.n_labels} labels, got "
-            f"{costs}; match n_labels."
+            f"unary must have shape (*grid, {n_labels}) for {n_labels} labels, got {costs}; match "
+            "n_labels."
         )
     if truth != costs[:-1]:
         raise InputError(
             f"truth must have the unary's grid {costs[:-1]}, got {truth}; "
             "pass one true label per variable."
         )
+
+
+def check_whole(n_labels: int, example: Example) -> None:
+    """`check_example`, and refuse costs beyond all sense and an image or a spacing that does not go
+    with the truth.
+    """
+    check_example(n_labels, example)
+    check_magnitude(as_floats(example.unary, "unary"), "unary")
+    grid = np.shape(example.truth)
+    if math.prod(grid) == 0:
+        raise InputError(f"truth must have at least one variable, got shape {grid}; leave it out.")
+    observe(grid, example.image, spacing=spacing_of(example))
 
 
 def count_labels(

@@ -23,7 +23,7 @@ from crfield.dense.model import DenseCRF, no_recalibration
 from crfield.dense.observation import observe
 from crfield.learning.folds import Choice, Told, bundled, choose
 from crfield.learning.losses import Loss, known_pixels
-from crfield.learning.objective import N_FOLDS, Example, check_example, spacing_of
+from crfield.learning.objective import N_FOLDS, Example, check_whole, spacing_of
 from crfield.learning.parameters import recalibration_scale
 from crfield.metrics import Counts, confusion_matrix, mean_iou
 
@@ -260,17 +260,18 @@ def _free_entries(form: str, n_labels: int, n_columns: int) -> NDArray[np.bool_]
 
 def _seeing(contexts: Sequence[str], n_labels: int, examples: Sequence[Example]) -> DenseCRF:
     """A model that changes nothing, whose recalibration sees the contexts that all images have."""
-    first = examples[0]
-    n_channels = {
-        0 if e.image is None else np.size(e.image) // np.size(e.truth)
-        for e in (examples[index] for index in range(len(examples)))
-    }
+    n_channels = set()
+    for index in range(len(examples)):
+        example = examples[index]
+        check_whole(n_labels, example)
+        has_image = example.image is not None
+        n_channels.add(np.size(example.image) // np.size(example.truth) if has_image else 0)
     has_color = len(n_channels) == 1 and 0 not in n_channels
     seen = [context for context in contexts if has_color or context != "color"]
     unchanged = DenseCRF(n_labels, recalibration=no_recalibration(n_labels))
     if not seen:
         return unchanged
-    return unchanged.with_context(seen, np.ndim(first.truth), n_channels.pop())
+    return unchanged.with_context(seen, np.ndim(examples[0].truth), n_channels.pop())
 
 
 def _sample(
@@ -285,7 +286,6 @@ def _sample(
     features, truths, images = [], [], []
     for index in range(len(examples)):
         example = examples[index]
-        check_example(model, example)
         costs = as_floats(example.unary, "unary")
         observation = observe(costs.shape[:-1], example.image, spacing=spacing_of(example))
         truth = np.asarray(example.truth).reshape(-1)

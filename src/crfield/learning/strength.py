@@ -20,6 +20,7 @@ from crfield.learning.objective import (
     DatasetObjective,
     Example,
     Point,
+    check_whole,
     count_labels,
     visit,
     with_inference,
@@ -61,6 +62,7 @@ class Trial:
     told : how far the choice is.
     """
 
+    n_labels: int
     learn: Sequence[str]
     loss: Loss
     inference: Inference
@@ -80,6 +82,8 @@ def choose_strength(
     folds : (N,) the fold of each example.
     """
     looked_at = np.linspace(0, len(examples) - 1, min(len(examples), _MOST_IMAGES)).astype(int)
+    for index in looked_at:
+        check_whole(trial.n_labels, examples[int(index)])
     shapes = [np.shape(examples[int(index)].truth) for index in looked_at[:N_FOLDS]]
     factor, grid_dim = fitting_factor(shapes, _MOST_PIXELS), len(shapes[0])
     shrunk = Shrunk(examples, factor)

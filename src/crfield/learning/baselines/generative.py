@@ -89,7 +89,7 @@ def estimate_widths(
     grid_dim = 0
     for index in range(len(as_examples(examples))):
         example = examples[index]
-        check_example(model, example)
+        check_example(model.n_labels, example)
         void = customary_void(model.n_labels)
         known = known_pixels(example.truth, void)
         labels = as_label_map(example.truth, "truth", model.n_labels, ~known)
