@@ -489,6 +489,12 @@ def test_a_recalibration_in_context_from_the_command_line(small_dataset, capsys)
     assert learn(*words, "--quiet") == 0
     assert DenseCRF.load("model").context == ("position", "color")
     assert "position 1 squared" in Path("model.report.html").read_text()
+    assert learn("--max-iter", "0", "--quiet", output="plain") == 0
+    given = ["--start", "plain", "--max-iter", "1", "--quiet"]
+    assert learn(*given, "--context", "position", output="wider") == 0
+    assert DenseCRF.load("wider").context == ("position",)
+    assert learn(*given, "--recalibration", "scale", output="other") == 2
+    assert "--start plain; leave one of them out" in capsys.readouterr().err
     assert main(["evaluate", "model", "data", "--split", "train"]) == 0
 
 

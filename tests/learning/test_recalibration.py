@@ -196,5 +196,10 @@ def test_the_start_goes_with_the_recalibration():
     assert learned.report.losses[-1] <= learned.report.losses[0]
     few = choose_start(N_LABELS, examples[:5], loss)
     assert few.learned_from(range(5)).recalibration is None
+    assert "each of forms must be" in refusal(
+        choose_start, N_LABELS, examples, loss, forms=("full",)
+    )
+    gray = [e._replace(image=None) for e in examples]
+    assert chosen(gray, forms=("context",), contexts=("color",)).form == "none"
     nothing = refusal(choose_start, N_LABELS, [], loss)
     assert "at least one image" in nothing

@@ -226,7 +226,9 @@ def _learn(
                 threads=1 if len(dataset) >= _MANY_IMAGES else None,
             )
             learned_groups = _groups(arguments, examples)
-            start = given.rescaled(1 / shrink, grid_dim) if given else choose_start(
+            start = _widened(
+                given.rescaled(1 / shrink, grid_dim), arguments, examples[0]
+            ) if given else choose_start(
                 dataset.n_labels, examples, loss, family=arguments.compatibility,
                 forms=_forms(arguments, learned_groups), contexts=_contexts(arguments),
                 inference=inference, n_jobs=jobs, seed=arguments.seed, told=progress.choosing,
@@ -308,6 +310,20 @@ def _forms(arguments: argparse.Namespace, groups: Sequence[str]) -> Sequence[str
             "add unary to it."
         )
     return ("none",)
+
+
+def _widened(model: DenseCRF, arguments: argparse.Namespace, example: Any) -> DenseCRF:
+    """The model of --start, with the context that its recalibration is to see."""
+    asked = _recalibration(arguments)
+    if asked in ("auto", "none"):
+        return model
+    if asked != "context":
+        raise InputError(
+            f"--recalibration {asked} is for the start that folds choose, got --start "
+            f"{arguments.start}; leave one of them out."
+        )
+    n_channels = np.size(example.image) // np.size(example.truth)
+    return model.with_context(_contexts(arguments), np.ndim(example.truth), n_channels)
 
 
 def _contexts(arguments: argparse.Namespace) -> tuple[str, ...]:

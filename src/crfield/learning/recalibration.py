@@ -142,7 +142,7 @@ def choose_recalibration(
     given = _seeing(contexts, n_labels, examples)
     few = len(forms) > 1 and len(examples) < _IMAGES_PER_LABEL * n_labels
     if few or not given.context:
-        forms = [form for form in forms if form != "context"]
+        forms = [form for form in forms if form != "context"] or ["none"]
     pixels = _sample(given, examples, loss.void, seed)
     tried: list[tuple[str, float, Counts]] = []
     for number, form in enumerate(forms):

@@ -86,10 +86,11 @@ def choose_start(
     told : called as told(what is chosen, steps done, steps in all).
     """
     as_examples(examples)
+    forms = [as_choice(form, "each of forms", FORMS) for form in forms]
     options: dict[str, Any] = {"family": family, "inference": inference, "n_jobs": n_jobs}
-    if tuple(forms) == ("none",) or not can_choose(examples):
+    if forms == ["none"] or not can_choose(examples):
         model = starting_model(n_labels, examples, loss, **options)
-        if tuple(forms) == ("context",):
+        if forms == ["context"]:
             first = examples[0]
             n_channels = np.size(first.image) // np.size(first.truth)
             model = model.with_context(contexts, np.ndim(first.truth), n_channels)
