@@ -93,6 +93,17 @@ def test_a_strong_ridge_keeps_the_costs_and_a_weak_one_lowers_the_loss():
     assert start > losses[0] > losses[1] > losses[2]
 
 
+def test_the_descent_ends_at_a_minimum_of_loss_and_ridge():
+    fit, l2 = _Fit(pixels(), GIVEN, LogLikelihood(), "matrix"), 1e-4
+    decay = l2 / fit._scale**2
+    before = fit._value_and_gradient(np.zeros(fit._free.sum()))[1]
+    fit.descend(l2, 100)
+    change = (fit.matrix - GIVEN.recalibration)[fit._free]
+    after = fit._value_and_gradient(change)[1] + 2 * decay * change
+    assert np.abs(change).max() > 0.05
+    assert np.linalg.norm(fit._scale * after) < 1e-3 * np.linalg.norm(fit._scale * before)
+
+
 @pytest.mark.parametrize(("distort", "forms"), [
     (lambda costs, rng: costs, ("none", "temperature", "scale")),
     (lambda costs, rng: costs * [0.5, 1, 1] + [1.0, 0, 0], ("scale",)),
